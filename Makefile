@@ -1,0 +1,59 @@
+# `make` lists the targets. Everything runs inside .venv, which is made on first use.
+
+PYTHON ?= python3
+VENV   := .venv
+BIN    := $(VENV)/bin
+PY     := $(BIN)/python
+READY  := $(VENV)/.installed
+
+export PIP_DISABLE_PIP_VERSION_CHECK := 1
+
+.DEFAULT_GOAL := help
+.DELETE_ON_ERROR:
+
+.PHONY: help
+help: ## list the targets
+	@awk 'BEGIN { FS = ":.*## " } /^[a-z]+:.*## / { printf "  make %-9s %s\n", $$1, $$2 }' Makefile
+
+.PHONY: demo
+demo: $(READY) ## watch a session survive its connections
+	@$(PY) examples/demo.py
+
+.PHONY: test
+test: check ## run every check, then the tests
+	$(PY) -m pytest
+
+.PHONY: check
+check: $(READY) ## lint, formatting, types and import rules, without the tests
+	$(BIN)/ruff check .
+	$(BIN)/ruff format --check .
+	$(BIN)/pyright
+	$(BIN)/lint-imports --no-logo
+
+.PHONY: trials
+trials: $(READY) ## measure Gapless side by side with what it is compared to
+	$(PY) benchmarks/trials.py
+
+.PHONY: explore
+explore: $(READY) ## search far more interleavings than `make test` does
+	$(PY) -m pytest tests/explore -s --explore-depth=deep
+
+.PHONY: docs
+docs: $(READY) ## draw the diagrams of the docs anew from the code's tables
+	$(PY) tools/diagrams.py
+
+.PHONY: clean
+clean: ## remove the environment, caches and build products
+	rm -rf $(VENV) build dist htmlcov .coverage .coverage.* .hypothesis
+	rm -rf .import_linter_cache .pytest_cache .ruff_cache
+	find src tests examples benchmarks tools -name __pycache__ -prune -exec rm -rf {} + 2>/dev/null || true
+
+$(READY): requirements-dev.txt pyproject.toml
+	@$(PYTHON) -c 'import sys; sys.exit(sys.version_info < (3, 11))' || { \
+	    echo "Gapless needs Python 3.11 or later, and '$(PYTHON)' is not that." >&2; \
+	    echo "Name another one: make PYTHON=python3.12 ..." >&2; exit 1; }
+	@echo "Setting up $(VENV) (once, about a minute)..."
+	@$(PYTHON) -m venv $(VENV)
+	@$(PY) -m pip install -qq -r requirements-dev.txt
+	@$(PY) -m pip install -qq --no-deps --no-build-isolation -e .
+	@touch $@

@@ -1,0 +1,66 @@
+"""The MCP servers that Gapless carries: what is behind a session.
+
+`open_backends` turns what people have into a factory of them:
+
+- a command, as a list of strings: a stdio server, one process per session
+- `"module:attribute"`: a server object of the official SDK, imported
+- such an object itself (`MCPServer` or the low-level `Server`): served in this process
+
+The SDK is imported for the latter two only.
+"""
+
+from __future__ import annotations
+
+import importlib
+from collections.abc import Sequence
+from operator import attrgetter
+from typing import cast
+
+from gapless.backends.base import BackendFactory
+from gapless.errors import UsageError
+
+__all__ = ["open_backends"]
+
+
+def open_backends(target: Sequence[str] | object) -> BackendFactory:
+    """The factory for `target`; nothing is started yet.
+
+    Modules are looked up as `import` does: whoever wants the current directory searched puts it
+    on `sys.path`. What a module raises while it is imported is raised as it is.
+
+    Raises:
+        UsageError: an empty command, no such module or attribute, or no MCP server.
+    """
+    if isinstance(target, str):
+        target = _load(target)
+    elif isinstance(target, list | tuple):
+        command = cast("Sequence[object]", target)
+        if not all(isinstance(word, str) for word in command):
+            raise UsageError("a command that is not all strings", hint="pass the program and its arguments")
+        from gapless.backends.stdio import StdioBackends
+
+        return StdioBackends(cast("Sequence[str]", command))
+    from gapless.backends.sdk import SdkBackends
+
+    return SdkBackends(target)
+
+
+def _load(name: str) -> object:
+    module, _, attribute = name.partition(":")
+    if not attribute or not all(part.isidentifier() for part in module.split(".")):
+        raise UsageError(f"{name!r} names no server", hint="write module:attribute, or a command as a list")
+    try:
+        found = importlib.import_module(module)
+    except ModuleNotFoundError as error:
+        # Of the module itself or a package it is in; what *it* fails to import is its own error.
+        if error.name is None or not f"{module}.".startswith(f"{error.name}."):
+            raise
+        raise UsageError(
+            f"no module named {error.name!r}", hint="run from its directory or install it"
+        ) from None
+    try:
+        return attrgetter(attribute)(found)
+    except AttributeError:
+        raise UsageError(
+            f"{module!r} has no attribute {attribute!r}", hint="name the variable that holds the server"
+        ) from None

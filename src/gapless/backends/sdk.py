@@ -1,0 +1,234 @@
+"""In-process MCP servers of the official SDK, 2.x: `MCPServer` and the low-level `Server`.
+
+Each session gets its own server loop, of the protocol era that its client opens with: the
+`initialize` handshake, or 2026-07-28's envelope on every request. The server object and its lifespan
+are shared by all of them.
+
+Apart from `client/transport.py` the one module that imports `mcp`.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+from contextlib import suppress
+from typing import Any, Final, cast
+
+import anyio
+from mcp.server import MCPServer, Server
+from mcp.server.runner import serve_dual_era_loop
+from mcp.shared.message import ServerMessageMetadata, SessionMessage
+from mcp_types import (
+    INTERNAL_ERROR,
+    INVALID_PARAMS,
+    INVALID_REQUEST,
+    ErrorData,
+    JSONRPCError,
+    JSONRPCMessage,
+    JSONRPCNotification,
+    JSONRPCRequest,
+    RequestId,
+    jsonrpc_message_adapter,
+)
+from pydantic import ValidationError
+from pydantic_core import PydanticSerializationError
+
+from gapless.backends.base import Backend, Sink
+from gapless.errors import BackendError, MalformedError, UsageError
+from gapless.protocol.jsonrpc import Envelope, Kind, error_response, peek
+
+__all__ = ["SdkBackends"]
+
+_log: Final = logging.getLogger("gapless.backends.sdk")
+
+_GRACE: Final = 1.5
+"""Seconds a session's loop has to end, twice: once it is told so, and once it is cancelled."""
+
+
+class SdkBackends:
+    """Opens sessions on `server`.
+
+    Raises:
+        UsageError: `server` is neither an `MCPServer` nor a low-level `Server`.
+    """
+
+    def __init__(self, server: object) -> None:
+        self._server = _low_level(server)
+        self._leave = asyncio.Event()
+        self._lifespan: asyncio.Task[None] | None = None
+        self._state: Any = None
+
+    async def start(self) -> None:
+        """Enter the server's lifespan.
+
+        Raises:
+            UsageError: it was entered before.
+            Exception: whatever the lifespan raises; it may be tried again.
+        """
+        if self._lifespan is not None:
+            raise UsageError("these backends have been started before", hint="make new ones")
+        entered: asyncio.Future[None] = asyncio.get_running_loop().create_future()
+        # A task of its own: who enters a lifespan must leave it, and `close` may come from anywhere.
+        self._lifespan = asyncio.create_task(self._live(entered))
+        await asyncio.wait({self._lifespan, entered}, return_when=asyncio.FIRST_COMPLETED)
+        if not entered.done():
+            failed, self._lifespan = self._lifespan, None
+            await failed
+
+    async def _live(self, entered: asyncio.Future[None]) -> None:
+        async with self._server.lifespan(self._server) as self._state:
+            entered.set_result(None)
+            await self._leave.wait()
+
+    async def open(self, sink: Sink) -> Backend:
+        """Start a server loop.
+
+        Raises:
+            BackendError: the server's lifespan has not been entered, or has ended.
+        """
+        if self._lifespan is None or self._lifespan.done():
+            raise BackendError(f"the MCP server {self._server.name!r} is not running", hint="start it first")
+        return _SdkBackend(self._server, self._state, sink)
+
+    async def close(self) -> None:
+        """Leave the server's lifespan. Idempotent.
+
+        Raises:
+            Exception: whatever the lifespan raises.
+        """
+        self._leave.set()
+        if self._lifespan is not None:
+            await self._lifespan
+
+
+class _SdkBackend(Backend):
+    """One server loop. `_pumping` alone calls the sink, so its order and its `lost` need no lock.
+
+    The streams hold nothing: each side waits until the other has taken its message.
+    """
+
+    def __init__(self, server: Server[Any], state: Any, sink: Sink) -> None:
+        self._name = server.name
+        self._sink = sink
+        self._to_server, from_client = anyio.create_memory_object_stream[SessionMessage | Exception]()
+        # Not straight into the sink: a handler that its client cancels would take that down with it.
+        self._to_client, self._from_server = anyio.create_memory_object_stream[SessionMessage]()
+        self._closing: asyncio.Task[None] | None = None
+        self._serving = asyncio.create_task(
+            serve_dual_era_loop(server, from_client, self._to_client, lifespan_state=state)
+        )
+        self._pumping = asyncio.create_task(self._pump())
+
+    async def send(self, data: bytes, envelope: Envelope) -> None:
+        try:
+            message = jsonrpc_message_adapter.validate_json(data, by_name=False)
+        except ValidationError as error:
+            await self._refuse(envelope, error)
+        else:
+            await self._tell_server(message)
+
+    async def close(self) -> None:
+        if self._closing is None:
+            # The sink may close us from within: its task then ends by itself, once that returns.
+            from_within = asyncio.current_task() is self._pumping
+            self._closing = asyncio.create_task(self._close(from_within))
+        await asyncio.shield(self._closing)
+
+    async def _close(self, from_within: bool) -> None:
+        if not from_within:
+            self._pumping.cancel()
+            await asyncio.wait({self._pumping})
+        # What handlers still write fails at once, rather than wait for a reader.
+        self._from_server.close()
+        self._to_server.close()
+        await asyncio.wait({self._serving}, timeout=_GRACE)
+        self._serving.cancel()
+        await asyncio.wait({self._serving}, timeout=_GRACE)
+        if self._serving.done():
+            _outcome(self._serving)
+        else:  # a thread, which nobody can stop, or a handler that will not be cancelled
+            _log.warning("%s: a closed session's handler still runs", self._name)
+
+    async def _pump(self) -> None:
+        """Hand over what the server loop writes, to its end; then say how it ended, unless closed."""
+        with self._from_server:
+            async for message in self._from_server:
+                await self._hand_over(message)
+                if self._closing is not None:
+                    return
+            await asyncio.wait({self._serving})
+        error = _outcome(self._serving)
+        _log.error("%s: a session's server loop ended", self._name, exc_info=error)
+        what = "ended" if error is None else f"failed: {type(error).__name__}: {error}"
+        await self._sink.lost(f"the MCP server {self._name!r} {what}")
+
+    async def _hand_over(self, written: SessionMessage) -> None:
+        message, metadata = written.message, written.metadata
+        related = metadata.related_request_id if isinstance(metadata, ServerMessageMetadata) else None
+        try:
+            data = message.model_dump_json(by_alias=True, exclude_unset=True).encode()
+            envelope = peek(data)
+        except (PydanticSerializationError, MalformedError) as error:
+            _log.warning("%s: a message that is no valid JSON: %s", self._name, error)
+            await self._replace(message, f"no valid JSON: {error}")
+        else:
+            await self._sink.emit(data, envelope, related)
+
+    async def _replace(self, message: JSONRPCMessage, trouble: str) -> None:
+        """Answer in place of a message that must not leave (W4); one that nobody awaits is dropped."""
+        if isinstance(message, JSONRPCRequest):
+            await self._tell_server(_error(message.id, INVALID_REQUEST, f"unusable request: {trouble}"))
+        elif not isinstance(message, JSONRPCNotification):
+            answer = error_response(
+                message.id, INTERNAL_ERROR, f"unusable answer of the MCP server: {trouble}"
+            )
+            await self._sink.emit(answer, Envelope(Kind.RESPONSE, id=message.id), None)
+
+    async def _refuse(self, envelope: Envelope, error: ValidationError) -> None:
+        """Answer in place of a client's message that the SDK cannot read; else drop it."""
+        unparsed = error.errors()[0]["type"] == "json_invalid"
+        code = INVALID_REQUEST if unparsed else INVALID_PARAMS
+        trouble = "nested too deep" if unparsed else "a member of the wrong type"
+        if envelope.kind is Kind.REQUEST:
+            assert envelope.id is not None
+            answer = _error(envelope.id, code, f"unusable request: {trouble}")
+            with suppress(*_GONE):  # `lost` settles it then
+                await self._to_client.send(SessionMessage(answer))
+        elif envelope.kind is Kind.RESPONSE and envelope.id is not None:
+            answer = _error(envelope.id, INTERNAL_ERROR, f"unusable answer of the client: {trouble}")
+            await self._tell_server(answer)
+        else:
+            _log.warning("%s: dropped a client's message: %s", self._name, trouble)
+
+    async def _tell_server(self, message: JSONRPCMessage) -> None:
+        try:
+            await self._to_server.send(SessionMessage(message))
+        except _GONE:
+            raise BackendError(f"the MCP server {self._name!r} is gone") from None
+
+
+_GONE: Final = (anyio.ClosedResourceError, anyio.BrokenResourceError)
+
+
+def _low_level(server: object) -> Server[Any]:
+    if isinstance(server, MCPServer):
+        # As the SDK's own in-memory transport does; the public way (`streamable_http_app`) has
+        # side effects. `test_an_mcp_server_has_a_low_level_one` stands guard.
+        return cast("MCPServer[Any]", server)._lowlevel_server  # pyright: ignore[reportPrivateUsage]
+    if isinstance(server, Server):
+        return cast("Server[Any]", server)
+    raise UsageError(
+        f"{type(server).__name__} is no MCP server", hint="pass an MCPServer or a Server of the SDK"
+    )
+
+
+def _error(id: RequestId, code: int, message: str) -> JSONRPCError:
+    return JSONRPCError(jsonrpc="2.0", id=id, error=ErrorData(code=code, message=message))
+
+
+def _outcome(serving: asyncio.Task[None]) -> BaseException | None:
+    """What made a server loop end, if it did not do so by itself; task groups do not count."""
+    error = None if serving.cancelled() else serving.exception()
+    while isinstance(error, BaseExceptionGroup):
+        error = cast("BaseExceptionGroup[BaseException]", error).exceptions[0]
+    return error

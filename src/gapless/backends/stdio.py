@@ -1,0 +1,388 @@
+"""MCP servers over stdio: one process per session, a JSON-RPC message a line.
+
+Nothing that a server does costs more than its own session: whatever it prints is bounded in
+memory, what is no JSON-RPC is skipped, its end is reported, and it does not outlive Gapless, whichever
+way either ends (see `reaper.py`). POSIX only.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+import os
+import re
+import signal
+import socket
+import sys
+from collections.abc import Iterator, Mapping, Sequence
+from contextlib import AsyncExitStack, ExitStack, suppress
+from pathlib import Path
+from typing import Final
+
+from gapless.backends.base import Backend, Sink
+from gapless.errors import BackendError, MalformedError, UsageError
+from gapless.protocol.jsonrpc import Envelope, Kind, error_response, one_line, peek
+
+__all__ = ["MAX_MESSAGE_BYTES", "StdioBackends"]
+
+MAX_MESSAGE_BYTES: Final = 4 * 1024 * 1024
+"""The default limit on a server's message: 4 MiB."""
+
+_log: Final = logging.getLogger("gapless.backends.stdio")
+
+_REAPER: Final = str(Path(__file__).resolve().with_name("reaper.py"))
+_CHUNK: Final = 64 * 1024
+_PEEK: Final = 4096
+_SHOWN: Final = 200
+_PATIENCE: Final = 4.0
+"""Seconds for the reaper's two steps, of one second each, and then some."""
+
+_INVALID_REQUEST: Final = -32600
+_INTERNAL_ERROR: Final = -32603
+
+
+class StdioBackends:
+    """Starts `command` anew for each session.
+
+    What the command writes to stderr goes to ours. Lines on its stdout that are no JSON-RPC
+    messages (banners, prints) are logged, cut to 200 characters, and skipped.
+
+    Args:
+        command: the program, looked up in the PATH, and its arguments; no shell is involved.
+        env: the whole environment of the command; ours, if `None`.
+        cwd: the directory it starts in; ours, if `None`.
+        max_message_bytes: what one of its messages may have. A longer one is never held in memory:
+            an error under its ID takes its place (W5).
+        log: told, as warnings, what was skipped.
+
+    Raises:
+        UsageError: `command` is empty.
+    """
+
+    def __init__(
+        self,
+        command: Sequence[str],
+        *,
+        env: Mapping[str, str] | None = None,
+        cwd: str | os.PathLike[str] | None = None,
+        max_message_bytes: int = MAX_MESSAGE_BYTES,
+        log: logging.Logger = _log,
+    ) -> None:
+        if not command:
+            raise UsageError("an empty command", hint="name the program to run")
+        self._command = tuple(command)
+        self._env = env
+        self._cwd = os.fspath(cwd or "")
+        self._limit = max_message_bytes
+        self._log = log
+
+    async def start(self) -> None:
+        """Do nothing: processes share nothing."""
+
+    async def open(self, sink: Sink) -> Backend:
+        """Start the command.
+
+        Raises:
+            BackendError: it cannot be started (not found, not executable, no such `cwd`).
+        """
+        try:
+            child = await _Child.start(self._command, self._env, self._cwd)
+        except OSError as error:  # there is no process or descriptor to be had
+            raise BackendError(f"cannot start {self._command[0]!r}: {error}") from None
+        return _StdioBackend(child, sink, self._limit, self._log)
+
+    async def close(self) -> None:
+        """Do nothing: processes share nothing."""
+
+
+class _StdioBackend(Backend):
+    """One process. `_pumping` alone calls the sink, so its order and its `lost` need no lock."""
+
+    def __init__(self, child: _Child, sink: Sink, limit: int, log: logging.Logger) -> None:
+        self._child = child
+        self._sink = sink
+        self._limit = limit
+        self._log = log
+        self._closing: asyncio.Task[None] | None = None
+        self._pumping = asyncio.create_task(self._pump())
+
+    async def send(self, data: bytes, envelope: Envelope) -> None:
+        await self._child.write(data + b"\n")
+
+    async def close(self) -> None:
+        if self._closing is None:
+            # The sink may close us from within: its task then ends by itself, once that returns.
+            from_within = asyncio.current_task() is self._pumping
+            self._closing = asyncio.create_task(self._close(from_within))
+        await asyncio.shield(self._closing)
+
+    async def _close(self, from_within: bool) -> None:
+        if not from_within:
+            self._pumping.cancel()
+            await asyncio.wait({self._pumping})
+        await self._child.stop()
+
+    async def _pump(self) -> None:
+        """Hand over what the process writes, to its end; then say how it ended, unless closed."""
+        lines = _Lines(self._limit)
+        try:
+            while data := await self._child.read():
+                for line, size in lines.feed(data):
+                    await self._hand_over(line, size)
+                    if self._closing is not None:
+                        return
+                await asyncio.sleep(0)  # a pipe that is never empty must not starve the others
+        finally:
+            self._child.close_stdout()
+        if lines.size:
+            self._warn("an unfinished line at the end of stdout", lines.rest)
+        # Whoever has closed its stdout will say nothing more, even if it still runs.
+        ending = await self._child.stop()
+        await self._sink.lost(f"the MCP server {self._child.name!r} {ending}")
+
+    async def _hand_over(self, line: bytes, size: int) -> None:
+        try:
+            if size > self._limit:
+                raise MalformedError(f"{size} bytes, which is above the limit of {self._limit}")
+            line = one_line(line)
+            if not line:
+                return
+            envelope = peek(line)
+        except MalformedError as error:
+            await self._refuse(line, str(error))
+        else:
+            await self._sink.emit(line, envelope, None)
+
+    async def _refuse(self, line: bytes, trouble: str) -> None:
+        """Answer in place of a message that nobody may see (W4, W5), or drop what no one waits for."""
+        self._warn(trouble, line)
+        refused = _addressed(line)
+        if refused is None:
+            return
+        if refused.kind is Kind.RESPONSE:
+            answer = error_response(
+                refused.id, _INTERNAL_ERROR, f"unusable answer of the MCP server: {trouble}"
+            )
+            await self._sink.emit(answer, Envelope(Kind.RESPONSE, id=refused.id), None)
+        else:
+            answer = error_response(refused.id, _INVALID_REQUEST, f"unusable request: {trouble}")
+            self._child.write_soon(answer + b"\n")
+
+    def _warn(self, trouble: str, line: bytes) -> None:
+        shown = line[: 4 * _SHOWN].decode(errors="replace")[:_SHOWN]
+        self._log.warning("%s: skipped from stdout: %s: %r", self._child.name, trouble, shown)
+
+
+class _Child:
+    """A running command: its pipes, and the reaper's word on its end."""
+
+    def __init__(
+        self,
+        name: str,
+        process: asyncio.subprocess.Process,
+        reader: asyncio.StreamReader,
+        control: asyncio.StreamWriter,
+        stdout: int,
+    ) -> None:
+        assert process.stdin is not None
+        self.name: Final = name  # without the arguments, which may hold secrets
+        self._process = process
+        self._stdin = process.stdin
+        # So that `drain` waits until the pipe has taken all of it.
+        self._stdin.transport.set_write_buffer_limits(high=0)
+        self._control = control
+        self._stdout = stdout
+        self._pid: int | None = None
+        self._trouble = ""
+        self._begun = asyncio.Event()
+        self._wake = asyncio.Event()
+        self._ended = asyncio.create_task(self._follow(reader))
+        self._ended.add_done_callback(lambda _: self._wake.set())
+
+    @classmethod
+    async def start(cls, command: Sequence[str], env: Mapping[str, str] | None, cwd: str) -> _Child:
+        """Start `command` in a process group of its own, under a reaper.
+
+        Raises:
+            BackendError: the reaper could not start it.
+            OSError: not even the reaper could be started.
+        """
+        async with AsyncExitStack() as undo:
+            child = await cls._spawn(command, env, cwd)
+            undo.push_async_callback(child.stop)
+            undo.callback(child.close_stdout)
+            await child._begun.wait()
+            if child._pid is None:
+                raise BackendError(f"cannot start {command[0]!r}: {child._trouble}")
+            undo.pop_all()
+        return child
+
+    @classmethod
+    async def _spawn(cls, command: Sequence[str], env: Mapping[str, str] | None, cwd: str) -> _Child:
+        with ExitStack() as undo, ExitStack() as passed:
+            ours, theirs = socket.socketpair()
+            passed.callback(theirs.close)  # the reaper alone may hold it: its death is an end of file
+            reader, control = await asyncio.open_unix_connection(sock=ours)
+            undo.callback(control.close)
+            stdout, written = os.pipe()
+            passed.callback(os.close, written)
+            undo.callback(os.close, stdout)
+            os.set_blocking(stdout, False)
+            process = await asyncio.create_subprocess_exec(
+                *(sys.executable, "-I", "-S", _REAPER, str(theirs.fileno()), cwd),
+                *command,
+                stdin=asyncio.subprocess.PIPE,
+                stdout=written,
+                pass_fds=[theirs.fileno()],
+                start_new_session=True,  # a Ctrl-C in our terminal is ours to handle
+                env=env,
+            )
+            undo.pop_all()
+        return cls(command[0], process, reader, control, stdout)
+
+    async def read(self) -> bytes:
+        """The next bytes of stdout, at most 64 KiB; none once nothing more can come."""
+        loop = asyncio.get_running_loop()
+        while True:
+            try:
+                return os.read(self._stdout, _CHUNK)
+            except BlockingIOError:
+                # All it wrote has been read: somebody outside its group may hold the pipe for ever.
+                if self._ended.done():
+                    return b""
+            # Watched only while somebody waits for it. Else the pipe fills, and the server waits.
+            self._wake.clear()
+            loop.add_reader(self._stdout, self._wake.set)
+            try:
+                await self._wake.wait()
+            finally:
+                loop.remove_reader(self._stdout)
+
+    def close_stdout(self) -> None:
+        """Read no more. Not idempotent."""
+        os.close(self._stdout)
+
+    async def write(self, data: bytes) -> None:
+        """Write to stdin; returns when the pipe has taken it.
+
+        Raises:
+            BackendError: nobody will read it.
+        """
+        self.write_soon(data)
+        with suppress(ConnectionError):
+            await self._stdin.drain()
+        if self._stdin.is_closing():
+            raise BackendError(f"the MCP server {self.name!r} is gone")
+
+    def write_soon(self, data: bytes) -> None:
+        """Write to stdin without waiting for a server which may itself be waiting for us."""
+        if not self._stdin.is_closing():
+            self._stdin.write(data)
+
+    async def stop(self) -> str:
+        """End it, if it still runs; returns how it ended, within 5 seconds. May be called again."""
+        if not self._stdin.is_closing():
+            # Not `close`: what it has not read by now would keep the end of file from it.
+            self._stdin.transport.abort()
+        if not self._ended.done():
+            with suppress(OSError):  # it ends this very moment
+                self._control.write_eof()
+        await asyncio.wait({self._ended}, timeout=_PATIENCE)
+        if not self._ended.done():  # the reaper hangs, or what it kills cannot die now
+            with suppress(ProcessLookupError):
+                self._process.kill()
+        ending = await asyncio.shield(self._ended)
+        self._control.close()
+        await self._process.wait()
+        return ending
+
+    async def _follow(self, reader: asyncio.StreamReader) -> str:
+        """Note whether the command has started; returns how it ended."""
+        said, about = await _word(reader)
+        if said == "started":
+            self._pid = int(about)
+        else:
+            self._trouble = about or "its supervisor died"
+        self._begun.set()
+        said, about = await _word(reader)
+        if said == "exited":
+            return _ending(int(about))
+        if self._pid is not None:
+            with suppress(ProcessLookupError, PermissionError):
+                os.killpg(self._pid, signal.SIGKILL)
+        return "was killed, for its supervisor died"
+
+
+async def _word(reader: asyncio.StreamReader) -> tuple[str, str]:
+    said, _, about = (await reader.readline()).decode().strip().partition(" ")
+    return said, about
+
+
+def _ending(status: int) -> str:
+    if status >= 0:
+        return f"exited with status {status}"
+    names = {known.value: known.name for known in signal.Signals}
+    return f"was killed by {names.get(-status, f'signal {-status}')}"
+
+
+class _Lines:
+    """Cuts bytes into lines. Of one above `limit` bytes, it keeps the first and last 4 KiB only."""
+
+    def __init__(self, limit: int) -> None:
+        self._limit = limit
+        self._kept = bytearray()
+        self.size = 0
+
+    @property
+    def rest(self) -> bytes:
+        """What is kept of the unfinished line, of `size` bytes so far."""
+        return bytes(self._kept)
+
+    def feed(self, data: bytes) -> Iterator[tuple[bytes, int]]:
+        """Take the next bytes; each line they end, without its LF or CRLF, with its true size."""
+        *ends, rest = data.split(b"\n")
+        for end in ends:
+            self._add(end)
+            cr = self._kept.endswith(b"\r")
+            yield bytes(self._kept[:-1] if cr else self._kept), self.size - cr
+            self._kept.clear()
+            self.size = 0
+        self._add(rest)
+
+    def _add(self, part: bytes) -> None:
+        self._kept += part
+        self.size += len(part)
+        if self.size > self._limit + 1:  # the limit is on the text, which a CR may follow
+            del self._kept[_PEEK:-_PEEK]
+
+
+_MEMBER: Final = rb'"(jsonrpc|id)"\s*:\s*("(?:[^"\\]|\\.)*"|-?\d+)'
+_member: Final = re.compile(_MEMBER)
+_head: Final = re.compile(rb'\s*\{\s*((?:%b\s*,\s*)*)"(\w+)"\s*:' % _MEMBER)
+_tail: Final = re.compile(rb"((?:,\s*%b\s*)+)\}\s*\Z" % _MEMBER)
+_PAYLOADS: Final = {
+    **dict.fromkeys((b"result", b"error"), b'"result":0'),
+    **dict.fromkeys((b"method", b"params"), b'"method":""'),
+}
+
+
+def _addressed(line: bytes) -> Envelope | None:
+    """The kind and ID of a request or response that `peek` refuses or the limit cut; else `None`.
+
+    Read off the members before the payload (Python and most other SDKs) and after it
+    (TypeScript's): these are the outermost object's for certain, which an `"id":` found just
+    anywhere is not.
+    """
+    head = _head.match(line)
+    if head is None:
+        return None
+    members = dict(_member.findall(head[1]))
+    if tail := _tail.search(line, max(0, len(line) - _PEEK)):
+        members.update(_member.findall(tail[1]))
+    payload = _PAYLOADS.get(head[4])
+    if payload is None or b"id" not in members or members.get(b"jsonrpc") != b'"2.0"':
+        return None
+    try:
+        return peek(b'{"jsonrpc":"2.0","id":%b,%b}' % (members[b"id"], payload))
+    except MalformedError:  # an ID that no request of ours has
+        return None

@@ -1,0 +1,315 @@
+"""Runs the client machine: its effects become tasks, what comes of them its next inputs.
+
+Knows nothing of the MCP SDK: messages are bytes with an envelope.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import random
+import ssl
+from collections.abc import Awaitable, Callable, Coroutine, Mapping
+from dataclasses import dataclass
+from typing import Any, Final, assert_never
+
+import httpx2
+
+from gapless.client.http import Endpoints, Http
+from gapless.client.sse import DEFAULT_LIMIT, read_stream
+from gapless.client.websocket import Socket, knock
+from gapless.errors import GaplessError
+from gapless.protocol.client import Client, Phase
+from gapless.protocol.jsonrpc import Envelope, error_response
+from gapless.protocol.moves import (
+    CloseSocket,
+    CloseStream,
+    Delete,
+    Delivered,
+    Effect,
+    Get,
+    Input,
+    Knock,
+    Leave,
+    Move,
+    Negotiate,
+    Open,
+    Over,
+    Post,
+    PostAck,
+    Send,
+    Settle,
+    SocketOpened,
+    Start,
+    Submit,
+    Tick,
+)
+
+__all__ = ["Driver", "Network", "Observation"]
+
+_KEPT_MOST: Final = 1024
+"""Messages that may wait to be received by the server; then the application waits."""
+_LAST_WORDS: Final = 2.0
+"""Seconds that a DELETE may take when the client leaves."""
+
+
+@dataclass(frozen=True, slots=True)
+class Network:
+    """How to reach the server. All of it as httpx2 takes it; the WebSocket gets the same."""
+
+    client: httpx2.AsyncClient
+    headers: Mapping[str, str]
+    tls: ssl.SSLContext | None
+    proxy: str | None
+    handshake_timeout: float = 10.0
+
+
+@dataclass(frozen=True, slots=True)
+class Observation:
+    """Something that happened, for display and diagnosis."""
+
+    what: str
+    transport: str
+    cursor: int
+    committed: int
+
+
+class Driver:
+    """One session's I/O around one machine.
+
+    Args:
+        deliver: takes one message for the application; returns when it has accepted it.
+        over: called once when the machine is done, with the error or `None`.
+        saving: called before any effect that states the cursor (C4), and when there is progress.
+    """
+
+    def __init__(
+        self,
+        machine: Client,
+        url: str,
+        process: str,
+        network: Network,
+        *,
+        deliver: Callable[[bytes], Awaitable[None]],
+        over: Callable[[GaplessError | None], None],
+        saving: Callable[[bool], None],
+        observe: Callable[[Observation], None] | None = None,
+    ) -> None:
+        self.machine = machine
+        self._endpoints = Endpoints(url)
+        self._process = process
+        self._network = network
+        self._http = Http(network.client, self._endpoints, process)
+        self._deliver = deliver
+        self._over = over
+        self._saving = saving
+        self._observe = observe
+        self._tasks: set[asyncio.Task[None]] = set()
+        self._readers: dict[int, asyncio.Task[None]] = {}
+        self._sockets: dict[int, Socket] = {}
+        self._changed = asyncio.Event()
+        self._settled: list[bytes] = []
+        self._random = random.Random()
+
+    async def run(self) -> None:
+        """Start, and drive the machine until it is over. Cancelling drops everything at once."""
+        try:
+            self.put(Start())
+            await asyncio.gather(self._pump(), self._clock())
+        finally:
+            for task in (*self._tasks, *self._readers.values()):
+                task.cancel()
+            for socket in self._sockets.values():
+                socket.abort()
+
+    async def submit(self, data: bytes, envelope: Envelope) -> None:
+        """Send a message; returns when it is numbered and kept, which is at once unless too many are."""
+        while self.machine.outgoing.kept >= _KEPT_MOST and self.machine.phase is not Phase.OVER:
+            await self._wait()
+        self.put(Submit(data, envelope))
+
+    def move(self) -> None:
+        """Try the door now."""
+        self.put(Move())
+
+    async def leave(self) -> None:
+        """End the session, telling the server if it answers in time."""
+        self.put(Leave())
+        if self._tasks:
+            await asyncio.wait(self._tasks, timeout=_LAST_WORDS)
+
+    def put(self, input: Input) -> None:
+        """One input into the machine, and its effects out into the world."""
+        now = asyncio.get_running_loop().time()
+        before = self.machine.phase
+        effects = self.machine.handle(input, now)
+        if isinstance(input, SocketOpened) and self.machine.socket != input.attempt:
+            self._drop_socket(input.attempt)
+        for effect in effects:
+            self._perform(effect)
+        if self._observe is not None:
+            self._report(input, before)
+        self._changed.set()
+        self._changed = asyncio.Event()
+
+    # Effects ---------------------------------------------------------------------------------------
+
+    def _perform(self, effect: Effect) -> None:
+        session = self.machine.session or ""
+        match effect:
+            case Open(attempt):
+                self._answer(self._http.open(attempt))
+            case Get(attempt, cursor):
+                self._saving(True)
+                url = self._endpoints.session(session, "events")
+                reading = read_stream(
+                    self._network.client, url, self._process, attempt, cursor, self._limit, self.put, self._reading
+                )
+                self._readers[attempt] = self._spawn(reading)
+            case Negotiate(attempt, cursor, nonce):
+                self._saving(True)
+                self._answer(self._http.negotiate(attempt, session, cursor, nonce))
+            case Knock(attempt, cursor, ticket):
+                self._saving(True)
+                self._readers[attempt] = self._spawn(self._knock(attempt, session, cursor, ticket))
+            case Post(attempt, messages):
+                self._answer(self._http.post(attempt, session, messages))
+            case PostAck(cursor):
+                self._saving(True)
+                self._spawn(self._http.ack(session, cursor))
+            case Send(attempt, frame):
+                self._saving(False)
+                socket = self._sockets.get(attempt)
+                if socket is not None:
+                    socket.send(frame)
+            case CloseStream(attempt):
+                self._cancel_reader(attempt)
+            case CloseSocket(attempt):
+                self._drop_socket(attempt)
+            case Delete():
+                self._spawn(self._http.delete(session))
+            case Settle(id, code, message, data):
+                self._settled.append(error_response(id, code, message, data))
+            case Over(error):
+                self._over(error)
+            case _:
+                assert_never(effect)
+
+    def _spawn(self, work: Coroutine[Any, Any, None]) -> asyncio.Task[None]:
+        task = asyncio.create_task(work)
+        self._tasks.add(task)
+        task.add_done_callback(self._done)
+        return task
+
+    def _done(self, task: asyncio.Task[None]) -> None:
+        self._tasks.discard(task)
+        for attempt, reader in list(self._readers.items()):
+            if reader is task:
+                del self._readers[attempt]
+        if not task.cancelled() and task.exception() is not None:
+            asyncio.get_running_loop().call_exception_handler(
+                {"message": "a client task failed", "exception": task.exception(), "task": task}
+            )
+
+    def _answer(self, request: Coroutine[Any, Any, Input]) -> None:
+        async def ask() -> None:
+            self.put(await request)
+
+        self._spawn(ask())
+
+    async def _knock(self, attempt: int, session: str, cursor: Any, ticket: str | None) -> None:
+        def put(input: Input) -> None:
+            if not isinstance(input, SocketOpened):
+                self.put(input)
+            else:
+                opened.append(input)
+
+        opened: list[SocketOpened] = []
+        network = self._network
+        socket = await knock(
+            self._endpoints.session(session, "events"),
+            self._process,
+            attempt,
+            cursor,
+            ticket,
+            limit=self._limit,
+            headers=network.headers,
+            tls=network.tls,
+            proxy=network.proxy,
+            timeout=network.handshake_timeout,
+            put=put,
+        )
+        if socket is None:
+            return
+        self._sockets[attempt] = socket
+        self._spawn(socket.write())
+        self.put(opened[0])
+        try:
+            await socket.read(attempt, self._limit, self.put, self._has_room)
+        finally:
+            self._drop_socket(attempt)
+
+    def _drop_socket(self, attempt: int) -> None:
+        socket = self._sockets.pop(attempt, None)
+        if socket is not None:
+            socket.abort()
+
+    def _cancel_reader(self, attempt: int) -> None:
+        reader = self._readers.pop(attempt, None)
+        if reader is not None:
+            reader.cancel()
+
+    @property
+    def _limit(self) -> int:
+        limit = self.machine.limits.get("message")
+        return limit if isinstance(limit, int) and limit > 0 else DEFAULT_LIMIT
+
+    # The application's side --------------------------------------------------------------------------
+
+    async def _pump(self) -> None:
+        """Hand events to the application, one at a time; the cursor moves when it has accepted one."""
+        while True:
+            while self._settled:
+                await self._deliver(self._settled.pop(0))
+            event = self.machine.take()
+            if event is None:
+                if self.machine.phase is Phase.OVER:
+                    return
+                await self._wait()
+                continue
+            if self.machine.wanted(event):
+                await self._deliver(event.data)
+            self.put(Delivered())
+            self._saving(False)
+
+    async def _clock(self) -> None:
+        """Tick when the machine asks for it. Backoffs are jittered: up to half as long again."""
+        loop = asyncio.get_running_loop()
+        while self.machine.phase is not Phase.OVER:
+            deadline = self.machine.deadline
+            if deadline is not None and self.machine.phase is Phase.RESTING:
+                deadline += max(0.0, deadline - loop.time()) * self._random.random() / 2
+            try:
+                async with asyncio.timeout_at(deadline):
+                    await self._wait()
+            except TimeoutError:
+                self.put(Tick())
+
+    async def _wait(self) -> None:
+        """Until the next input. Whoever waits looked at the machine without awaiting in between."""
+        await self._changed.wait()
+
+    async def _reading(self) -> None:
+        """Until the event stream may be read (U10), and there is room."""
+        while not self.machine.reading or self.machine.full:
+            await self._wait()
+
+    async def _has_room(self) -> None:
+        while self.machine.full:
+            await self._wait()
+
+    def _report(self, input: Input, before: Phase) -> None:
+        assert self._observe is not None
+        phase = self.machine.phase
+        what = f"{before.value} → {phase.value}" if phase is not before else type(input).__name__.lower()
+        cursor = 0 if self.machine.cursor is None else self.machine.cursor.seq
+        self._observe(Observation(what, self.machine.transport, cursor, self.machine.committed))

@@ -1,0 +1,70 @@
+"""Keeping IDs apart across client processes (N3): rewritten on the way out, restored on the way in.
+
+Request IDs and progress tokens start at 1 in every process of the official SDK. A process that
+goes on with another's session marks its own, so that an answer to a dead process's request is
+never taken for one of its own. The first process of a session rewrites nothing.
+"""
+
+from __future__ import annotations
+
+from typing import Any, Final, cast
+
+__all__ = ["Identity"]
+
+_SUBSCRIPTION: Final = "io.modelcontextprotocol/subscriptionId"
+
+
+class Identity:
+    """The marks of one client process: its number among those that have used the session."""
+
+    def __init__(self, incarnation: int) -> None:
+        self._mark = f"p{incarnation}." if incarnation else ""
+
+    def _out(self, value: Any) -> Any:
+        if not self._mark or not isinstance(value, int | str) or isinstance(value, bool):
+            return value
+        return f"{self._mark}{'i' if isinstance(value, int) else 's'}{value}"
+
+    def _in(self, value: Any) -> Any:
+        if not self._mark or not isinstance(value, str) or not value.startswith(self._mark):
+            return value
+        kind, rest = value[len(self._mark) : len(self._mark) + 1], value[len(self._mark) + 1 :]
+        return int(rest) if kind == "i" else rest
+
+    def owns(self, id: Any) -> bool:
+        """Whether an answer under this wire ID is for this process."""
+        return not self._mark or (isinstance(id, str) and id.startswith(self._mark))
+
+    def outgoing(self, message: dict[str, Any]) -> dict[str, Any]:
+        """A message of the application, as it goes over the wire. The message is changed in place."""
+        if not self._mark:
+            return message
+        if "method" in message and "id" in message:
+            message["id"] = self._out(message["id"])
+        params = _object(message.get("params"))
+        meta = _object(params.get("_meta"))
+        if "progressToken" in meta:
+            meta["progressToken"] = self._out(meta["progressToken"])
+        if message.get("method") == "notifications/cancelled" and "requestId" in params:
+            params["requestId"] = self._out(params["requestId"])
+        return message
+
+    def incoming(self, message: dict[str, Any]) -> dict[str, Any]:
+        """A message off the wire, as the application knows its IDs. The message is changed in place."""
+        if not self._mark:
+            return message
+        if "method" not in message and "id" in message:
+            message["id"] = self._in(message["id"])
+            meta = _object(_object(message.get("result")).get("_meta"))
+        else:
+            params = _object(message.get("params"))
+            if message.get("method") == "notifications/progress" and "progressToken" in params:
+                params["progressToken"] = self._in(params["progressToken"])
+            meta = _object(params.get("_meta"))
+        if _SUBSCRIPTION in meta:
+            meta[_SUBSCRIPTION] = self._in(meta[_SUBSCRIPTION])
+        return message
+
+
+def _object(value: Any) -> dict[str, Any]:
+    return cast("dict[str, Any]", value) if isinstance(value, dict) else {}

@@ -1,0 +1,69 @@
+"""The client's event stream: one GET, read block by block, no faster than the machine takes them."""
+
+from __future__ import annotations
+
+from collections.abc import Awaitable, Callable
+from typing import Final
+
+import httpx2
+
+from gapless.client.http import refused
+from gapless.errors import MalformedError, TooLargeError
+from gapless.protocol.block import BLOCK_OVERHEAD, BlockDecoder
+from gapless.protocol.cursor import EventId
+from gapless.protocol.moves import Arrived, Failed, Input, StreamEnded, StreamOpened
+
+__all__ = ["DEFAULT_LIMIT", "read_stream"]
+
+DEFAULT_LIMIT: Final = 4 * 1024 * 1024
+"""Bytes of a message where the server has not said."""
+_TIMEOUT: Final = httpx2.Timeout(10.0, read=None)
+_ERROR_MOST: Final = 64 * 1024
+
+
+async def read_stream(
+    client: httpx2.AsyncClient,
+    url: str,
+    process: str,
+    attempt: int,
+    cursor: EventId,
+    limit: int,
+    put: Callable[[Input], None],
+    room: Callable[[], Awaitable[None]],
+) -> None:
+    """GET the events after `cursor` and put in what arrives, until the stream ends or breaks.
+
+    `room` returns when the next block may be read (U10). Silence is the machine's to notice (C8).
+    """
+    headers = {"Accept": "text/event-stream", "Last-Event-ID": str(cursor), "Mcp-Client": process}
+    opened = False
+    try:
+        async with client.stream("GET", url, headers=headers, timeout=_TIMEOUT) as response:
+            if response.status_code != 200:
+                body = b""
+                async for chunk in response.aiter_bytes():
+                    body += chunk
+                    if len(body) > _ERROR_MOST:
+                        break
+                put(refused(attempt, response.status_code, body, response.headers.get("retry-after")))
+                return
+            kind = response.headers.get("content-type", "").partition(";")[0].strip().lower()
+            if kind != "text/event-stream":
+                put(Failed(attempt, f"the event stream is {kind or 'of no type'}"))
+                return
+            opened = True
+            put(StreamOpened(attempt))
+            decoder = BlockDecoder(limit + BLOCK_OVERHEAD)
+            async for chunk in response.aiter_bytes():
+                await room()
+                blocks = decoder.feed(chunk)
+                if not blocks:
+                    put(Arrived(attempt, None))
+                for block in blocks:
+                    await room()
+                    put(Arrived(attempt, block))
+    except (httpx2.HTTPError, MalformedError, TooLargeError) as error:
+        if not opened:
+            put(Failed(attempt, f"GET events: {error or type(error).__name__}"))
+            return
+    put(StreamEnded(attempt))

@@ -1,0 +1,369 @@
+"""The client transport for the official SDK: yields the stream pair that its sessions take.
+
+The one place of the client that knows the SDK. Below it messages are bytes.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import base64
+import os
+import secrets
+import ssl
+import time
+from collections.abc import Callable
+from types import TracebackType
+from typing import Any, Final, Literal, cast
+
+import anyio
+import httpx2
+import msgspec
+from anyio.streams.memory import MemoryObjectReceiveStream, MemoryObjectSendStream
+from mcp.shared.message import SessionMessage
+from mcp_types import jsonrpc_message_adapter
+from pydantic import ValidationError
+
+from gapless.client.driver import Driver, Network, Observation
+from gapless.client.identity import Identity
+from gapless.client.state import Saved, StateFile
+from gapless.errors import GaplessError, UsageError
+from gapless.protocol.client import Client, Policy, Retry
+from gapless.protocol.cursor import parse_event_id
+from gapless.protocol.jsonrpc import error_response, peek
+
+__all__ = ["Connection", "connect"]
+
+_SAVE_SECONDS: Final = 1.0
+_SAVE_EVENTS: Final = 64
+
+_Received = SessionMessage | Exception
+
+
+def connect(
+    url: str,
+    *,
+    upgrade: Policy = "auto",
+    state: str | os.PathLike[str] | None = None,
+    steps: Literal[1, 2] = 1,
+    retry: Retry | None = None,
+    observe: Callable[[Observation], None] | None = None,
+    headers: dict[str, str] | None = None,
+    auth: httpx2.Auth | tuple[str, str] | None = None,
+    verify: ssl.SSLContext | bool = True,
+    proxy: str | None = None,
+    trust_env: bool = True,
+) -> Connection:
+    """A transport to the Gapless server at `url`, for the official SDK's `Client` or `ClientSession`.
+
+    Args:
+        url: where the server's endpoints are mounted, such as `https://host/mcp`.
+        upgrade: `auto` moves to a WebSocket when it can, `never` stays on SSE, `require` fails
+            if the door cannot be passed.
+        state: a file to go on from if this process dies; it is made with mode 0600.
+        steps: how to go through the door: one step, or two (negotiated in band).
+        retry: backoff; `Retry()` by default.
+        observe: called with everything that happens, for display and diagnosis.
+        headers, auth, verify, proxy, trust_env: as httpx2 takes them; the WebSocket gets the same.
+
+    Raises:
+        UsageError: the URL is not http(s), or `upgrade` is none of the three.
+    """
+    if not url.startswith(("http://", "https://")):
+        raise UsageError(f"{url!r} is not an http or https URL", hint="for example http://127.0.0.1:8000/mcp")
+    if upgrade not in ("auto", "never", "require"):
+        raise UsageError(f"upgrade={upgrade!r} is not one of auto, never, require")
+    options: dict[str, Any] = {"verify": verify, "trust_env": trust_env, "headers": headers}
+    if auth is not None:
+        options["auth"] = auth
+    if proxy is not None:
+        options["proxy"] = proxy
+    return Connection(url.rstrip("/"), upgrade, state, steps, retry, observe, options)
+
+
+class Connection:
+    """One session's connection; enter it to get the SDK's `(read, write)` streams.
+
+    On leaving, the session is ended with DELETE, and the state file is removed: a state file
+    outlives only a process that died.
+    """
+
+    def __init__(
+        self,
+        url: str,
+        upgrade: Policy,
+        state: str | os.PathLike[str] | None,
+        steps: Literal[1, 2],
+        retry: Retry | None,
+        observe: Callable[[Observation], None] | None,
+        options: dict[str, Any],
+    ) -> None:
+        self.url = url
+        self.recovered: list[dict[str, Any]] = []
+        """Answers to requests of a process that died, as JSON-RPC messages, in the order they came."""
+        self._upgrade: Policy = upgrade
+        self._steps: Literal[1, 2] = steps
+        self._retry = retry
+        self._observe = observe
+        self._options = options
+        self._file = None if state is None else StateFile(state)
+        self._saved: Saved | None = None
+        self._saved_at = 0.0
+        self._saved_seq = -1
+        self._dirty = False
+        self._identity = Identity(0)
+        self._driver: Driver | None = None
+        self._http: httpx2.AsyncClient | None = None
+        self._tasks: list[asyncio.Task[None]] = []
+        self._initializing: Any = None
+        self.error: GaplessError | None = None
+        """Why the session ended, if it did."""
+
+    # What a caller may ask ---------------------------------------------------------------------------
+
+    @property
+    def session(self) -> str | None:
+        """The session's token: whoever knows it has the session."""
+        return None if self._driver is None else self._driver.machine.session
+
+    @property
+    def cursor(self) -> int:
+        """The last event that the application has processed."""
+        cursor = None if self._driver is None else self._driver.machine.cursor
+        return 0 if cursor is None else cursor.seq
+
+    @property
+    def committed(self) -> int:
+        """The server's position as last heard of; never a cursor (C2)."""
+        return 0 if self._driver is None else self._driver.machine.committed
+
+    @property
+    def transport(self) -> str:
+        """What carries events now: `sse`, `websocket` or `none`."""
+        return "none" if self._driver is None else self._driver.machine.transport
+
+    def migrate(self) -> None:
+        """Move to a WebSocket now, whatever `upgrade` says; without effect where there already is one."""
+        if self._driver is not None:
+            self._driver.move()
+
+    # The SDK's side -----------------------------------------------------------------------------------
+
+    async def __aenter__(self) -> tuple[MemoryObjectReceiveStream[_Received], MemoryObjectSendStream[SessionMessage]]:
+        self._resume()
+        client = self._http = httpx2.AsyncClient(**self._options)
+        verify = self._options["verify"]
+        tls = _tls(self.url, verify)
+        network = Network(client, _socket_headers(self._options), tls, self._options.get("proxy"))
+        process = secrets.token_urlsafe(12)
+        self._to_app, read = anyio.create_memory_object_stream[_Received](0)
+        write, self._from_app = anyio.create_memory_object_stream[SessionMessage](0)
+        self._driver = Driver(
+            self._machine(process),
+            self.url,
+            process,
+            network,
+            deliver=self._deliver,
+            over=self._over,
+            saving=self._save,
+            observe=self._observe,
+        )
+        self._tasks = [asyncio.create_task(self._run()), asyncio.create_task(self._relay())]
+        return read, write
+
+    async def __aexit__(
+        self,
+        exc_type: type[BaseException] | None,
+        exc: BaseException | None,
+        traceback: TracebackType | None,
+    ) -> None:
+        assert self._driver is not None and self._http is not None
+        # Nobody reads any more: what is still to be delivered must not hold the end up.
+        self._to_app.close()
+        relay = self._tasks[1]
+        if not relay.done():
+            await asyncio.wait({relay}, timeout=0)
+        await self._driver.leave()
+        for task in self._tasks:
+            task.cancel()
+        await asyncio.gather(*self._tasks, return_exceptions=True)
+        self._from_app.close()
+        await self._http.aclose()
+
+    def _machine(self, process: str) -> Client:
+        saved = self._saved
+        if saved is None:
+            return Client(self._upgrade, steps=self._steps, nonce=process, retry=self._retry)
+        machine = Client(
+            self._upgrade,
+            steps=self._steps,
+            nonce=process,
+            retry=self._retry,
+            session=saved.session,
+            cursor=parse_event_id(saved.cursor),
+        )
+        machine.limits = saved.limits
+        machine.keepalive = float(saved.timers.get("keepalive", machine.keepalive))
+        return machine
+
+    async def _run(self) -> None:
+        assert self._driver is not None
+        try:
+            for raw in [] if self._saved is None else list(self._saved.asked.values()):
+                await self._to_app.send(_parse(bytes(raw)))  # asked of the dead process, never answered
+            await self._driver.run()
+        except (anyio.BrokenResourceError, anyio.ClosedResourceError):
+            pass  # the application stopped reading: it is leaving
+        finally:
+            self._to_app.close()
+
+    async def _relay(self) -> None:
+        """Take messages from the application and give them to the machine."""
+        assert self._driver is not None
+        async for item in self._from_app:
+            message: dict[str, Any] = item.message.model_dump(by_alias=True, exclude_unset=True, mode="json")
+            answer = self._from_record(message)
+            if answer is not None:
+                if answer:
+                    await self._deliver_own(answer)
+                continue
+            self._note_outgoing(message)
+            data = msgspec.json.encode(self._identity.outgoing(message))
+            await self._driver.submit(data, peek(data))
+
+    async def _deliver(self, data: bytes) -> None:
+        message: dict[str, Any] = msgspec.json.decode(data)
+        if self._belongs_elsewhere(message):
+            self.recovered.append(message)
+            return
+        self._note_incoming(message, data)
+        await self._deliver_own(msgspec.json.encode(self._identity.incoming(message)))
+
+    async def _deliver_own(self, data: bytes) -> None:
+        await self._to_app.send(_parse(data))
+
+    def _over(self, error: GaplessError | None) -> None:
+        self.error = error
+        if self._file is not None:
+            self._file.discard()
+            self._saved = None
+
+    # State, and going on from it -------------------------------------------------------------------------
+
+    def _resume(self) -> None:
+        if self._file is None:
+            return
+        self._saved = self._file.load(self.url)
+        if self._saved is None:
+            return
+        self._saved.incarnation += 1
+        self._identity = Identity(self._saved.incarnation)
+        self._file.save(self._saved)  # before anything is sent: the next process must not use our marks
+        self._saved_seq = parse_event_id(self._saved.cursor).seq
+
+    def _save(self, stating: bool) -> None:
+        """Save the cursor: always before it is stated (C4), else each second or 64 events."""
+        if self._file is None or self._driver is None:
+            return
+        machine = self._driver.machine
+        if machine.cursor is None or machine.session is None:
+            return
+        moved = machine.cursor.seq - self._saved_seq
+        now = time.monotonic()
+        due = stating or moved >= _SAVE_EVENTS or now - self._saved_at >= _SAVE_SECONDS
+        if not due or (moved == 0 and not self._dirty):
+            return
+        if self._saved is None:
+            self._saved = Saved(self.url, machine.session, "", limits=machine.limits)
+            self._saved.timers = {"keepalive": machine.keepalive}
+        self._saved.cursor = str(machine.cursor)
+        self._file.save(self._saved)
+        self._saved_at, self._saved_seq, self._dirty = now, machine.cursor.seq, False
+
+    def _from_record(self, message: dict[str, Any]) -> bytes | None:
+        """Answer the handshake of a restarted process from the record; `b""` swallows, `None` passes on."""
+        saved = self._saved
+        if saved is None or saved.initialize is None or saved.initialized is None or not saved.incarnation:
+            return None
+        if message.get("method") == "notifications/initialized":
+            return b""
+        if message.get("method") != "initialize":
+            return None
+        recorded: dict[str, Any] = msgspec.json.decode(saved.initialize)
+        mine, theirs = _handshake(message), _handshake(recorded)
+        if mine != theirs:
+            text = "the session in the state file was opened with other client capabilities or another version"
+            return error_response(
+                message["id"], -32000, text, {"reason": "handshake-differs", "action": "delete the state file"}
+            )
+        answer: dict[str, Any] = msgspec.json.decode(saved.initialized)
+        return msgspec.json.encode({"jsonrpc": "2.0", "id": message["id"], "result": answer["result"]})
+
+    def _note_outgoing(self, message: dict[str, Any]) -> None:
+        if self._file is None:
+            return
+        self._dirty = True
+        if message.get("method") == "initialize":
+            self._initializing = dict(message)
+        elif "method" not in message and self._saved is not None:
+            self._saved.asked.pop(_id_key(message.get("id")), None)
+
+    def _note_incoming(self, message: dict[str, Any], data: bytes) -> None:
+        if self._file is None:
+            return
+        started = self._initializing
+        if self._saved is None:
+            self._save(True)
+        if self._saved is None:
+            return
+        if started is not None and message.get("id") == started["id"] and "result" in message:
+            self._saved.initialize = msgspec.Raw(msgspec.json.encode(started))
+            self._saved.initialized = msgspec.Raw(data)
+            self._initializing = None
+        elif "method" in message and "id" in message:
+            self._saved.asked[_id_key(message["id"])] = msgspec.Raw(data)
+        elif message.get("method") == "notifications/cancelled":
+            params = cast("dict[str, Any]", message.get("params") or {})
+            self._saved.asked.pop(_id_key(params.get("requestId")), None)
+        self._dirty = True
+
+    def _belongs_elsewhere(self, message: dict[str, Any]) -> bool:
+        """Whether this answers a request of a process that died (N3)."""
+        return "method" not in message and not self._identity.owns(message.get("id"))
+
+
+def _parse(data: bytes) -> _Received:
+    try:
+        return SessionMessage(jsonrpc_message_adapter.validate_json(data, by_name=False))
+    except ValidationError as error:
+        return error
+
+
+def _handshake(message: dict[str, Any]) -> Any:
+    params = cast("dict[str, Any]", message.get("params") or {})
+    return params.get("capabilities"), params.get("protocolVersion")
+
+
+def _id_key(id: Any) -> str:
+    return msgspec.json.encode(id).decode()
+
+
+def _socket_headers(options: dict[str, Any]) -> dict[str, str]:
+    """The headers that the handshake carries: the caller's, and basic authentication."""
+    headers = dict(options["headers"] or {})
+    auth = options.get("auth")
+    if isinstance(auth, tuple):
+        user, password = cast("tuple[str, str]", auth)
+        headers["Authorization"] = "Basic " + base64.b64encode(f"{user}:{password}".encode()).decode()
+    return headers
+
+
+def _tls(url: str, verify: ssl.SSLContext | bool) -> ssl.SSLContext | None:
+    if not url.startswith("https://"):
+        return None
+    if isinstance(verify, ssl.SSLContext):
+        return verify
+    context = ssl.create_default_context()
+    if not verify:
+        context.check_hostname = False
+        context.verify_mode = ssl.CERT_NONE
+    return context

@@ -1,0 +1,123 @@
+"""The client's socket: the handshake, one reader, one writer; never waits for a close."""
+
+from __future__ import annotations
+
+import asyncio
+import ssl
+from collections.abc import Awaitable, Callable, Mapping
+from typing import Final
+from urllib.parse import urlencode
+
+from websockets.asyncio.client import ClientConnection, connect
+from websockets.exceptions import ConnectionClosed, InvalidHandshake, InvalidStatus, InvalidURI
+from websockets.typing import Subprotocol
+
+from gapless.client.http import SUBPROTOCOL, refused
+from gapless.errors import MalformedError, TooLargeError
+from gapless.protocol.block import BLOCK_OVERHEAD, BlockDecoder
+from gapless.protocol.cursor import EventId
+from gapless.protocol.moves import Arrived, Failed, Input, SocketClosed, SocketOpened
+
+__all__ = ["Socket", "knock"]
+
+_ECHO: Final = "X-MCP-Resume-Cursor"
+_BROKEN: Final = 1006
+_FRAME: Final = 64 * 1024
+"""Bytes of blocks that a server may put into one frame beside its largest message."""
+
+
+class Socket:
+    """A bound socket. Frames are written in order; `abort` drops it without asking the peer."""
+
+    def __init__(self, connection: ClientConnection) -> None:
+        self._connection = connection
+        self._frames: asyncio.Queue[str] = asyncio.Queue()
+
+    def send(self, frame: bytes) -> None:
+        """Write a frame after those before it. What is unsent when the socket goes is resent later (L6)."""
+        self._frames.put_nowait(frame.decode())
+
+    def abort(self) -> None:
+        """Drop the socket at once."""
+        self._connection.transport.abort()
+
+    async def write(self) -> None:
+        """Write frames until cancelled, or the socket is gone."""
+        try:
+            while True:
+                await self._connection.send(await self._frames.get())
+        except ConnectionClosed:
+            return  # the reader says so
+
+    async def read(
+        self, attempt: int, limit: int, put: Callable[[Input], None], room: Callable[[], Awaitable[None]]
+    ) -> None:
+        """Put in what arrives, until the socket closes."""
+        code = _BROKEN
+        try:
+            async for frame in self._connection:
+                data = frame.encode() if isinstance(frame, str) else frame
+                for block in BlockDecoder(limit + BLOCK_OVERHEAD).feed(data):
+                    if block.id is not None:
+                        await room()
+                    put(Arrived(attempt, block))
+        except ConnectionClosed as closed:
+            code = _BROKEN if closed.rcvd is None else closed.rcvd.code
+        except (MalformedError, TooLargeError):
+            self.abort()
+        else:
+            code = self._connection.close_code or _BROKEN
+        put(SocketClosed(attempt, code))
+
+
+async def knock(
+    url: str,
+    process: str,
+    attempt: int,
+    cursor: EventId,
+    ticket: str | None,
+    *,
+    limit: int,
+    headers: Mapping[str, str],
+    tls: ssl.SSLContext | None,
+    proxy: str | bool | None,
+    timeout: float,
+    put: Callable[[Input], None],
+) -> Socket | None:
+    """The WebSocket handshake: in one step, or with a ticket. What came of it is put in (§6)."""
+    target = url.replace("http", "ws", 1)
+    extra = {**headers, "Mcp-Client": process}
+    if ticket is None:
+        extra["Last-Event-ID"] = str(cursor)
+    else:
+        target += "?" + urlencode({"ticket": ticket, "cursor": str(cursor)})
+    try:
+        connection = await connect(
+            target,
+            subprotocols=[Subprotocol(SUBPROTOCOL)],
+            additional_headers=extra,
+            compression=None,
+            open_timeout=timeout,
+            ping_interval=None,
+            max_size=limit + BLOCK_OVERHEAD + _FRAME,
+            ssl=tls,
+            proxy=True if proxy is None else (None if proxy is False else proxy),
+        )
+    except InvalidStatus as error:
+        response = error.response
+        if response.status_code == 200:
+            put(Failed(attempt, "something on the way answered the handshake with 200"))
+        else:
+            retry_after = response.headers.get("Retry-After")
+            put(refused(attempt, response.status_code, bytes(response.body or b""), retry_after))
+        return None
+    except (InvalidHandshake, InvalidURI, OSError, TimeoutError, EOFError) as error:
+        put(Failed(attempt, f"the handshake failed: {error or type(error).__name__}"))
+        return None
+    if connection.subprotocol != SUBPROTOCOL or connection.response is None:
+        connection.transport.abort()
+        put(Failed(attempt, "the 101 names no subprotocol of ours"))
+        return None
+    echo = connection.response.headers.get(_ECHO)
+    put(SocketOpened(attempt, int(echo) if echo is not None and echo.isdigit() else None))
+    return Socket(connection)

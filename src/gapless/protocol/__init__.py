@@ -1,0 +1,1 @@
+"""The core: sans-I/O, no clock, no randomness; inputs in, effects out."""

@@ -1,0 +1,820 @@
+"""The client's machine: cursor, door, retry (§3–§8); inputs in, effects out.
+
+One connection carries events at a time. Whatever happens to it, what follows is decided here, by
+the phase and §8's table, and every failure leads through one bounded backoff that only progress
+resets. Nothing here does I/O, reads a clock or draws a random number.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from enum import Enum
+from typing import Any, Final, Literal, assert_never
+
+from gapless.errors import (
+    ConnectionGaveUpError,
+    CursorDiscontinuityError,
+    GaplessError,
+    MalformedError,
+    RefusedError,
+    SessionEndedError,
+    SessionMigrationGapError,
+    UsageError,
+)
+from gapless.protocol.block import Block, encode_block
+from gapless.protocol.cursor import EventId
+from gapless.protocol.incoming import Event, Incoming, read_object
+from gapless.protocol.jsonrpc import Envelope, Kind, RequestId, peek
+from gapless.protocol.moves import (
+    Arrived,
+    CloseSocket,
+    CloseStream,
+    Delete,
+    Delivered,
+    Effect,
+    Failed,
+    Get,
+    Input,
+    Knock,
+    Leave,
+    Move,
+    Negotiate,
+    Offered,
+    Open,
+    Opened,
+    Over,
+    Post,
+    PostAck,
+    Received,
+    Refused,
+    Send,
+    Settle,
+    SocketClosed,
+    SocketOpened,
+    Start,
+    StreamEnded,
+    StreamOpened,
+    Submit,
+    Tick,
+)
+from gapless.protocol.outgoing import Outgoing, encode_messages
+from gapless.protocol.refusal import ENDED, Action, Reason, Refusal, read_refusal_error
+
+__all__ = ["ALLOWED", "Client", "Phase", "Policy", "Retry"]
+
+
+class Phase(Enum):
+    """What the client is about."""
+
+    NEW = "new"
+    OPENING = "opening"
+    """The session is being opened."""
+    LISTENING = "listening"
+    """An event stream was asked for."""
+    STREAMING = "streaming"
+    """An event stream is being read."""
+    NEGOTIATING = "negotiating"
+    """An upgrade was asked for in band (two steps)."""
+    KNOCKING = "knocking"
+    """A handshake was sent; no event stream is read until its answer (U10)."""
+    BRIDGING = "bridging"
+    """The socket is there; the gap up to `C` is being processed (U3)."""
+    BOUND = "bound"
+    """The socket is live, the gap acknowledged."""
+    RESTING = "resting"
+    """Backing off before the next move."""
+    OVER = "over"
+
+
+_LIVE: Final = frozenset(Phase) - {Phase.NEW, Phase.OVER}
+_NEXT: Final = frozenset({Phase.LISTENING, Phase.KNOCKING, Phase.NEGOTIATING, Phase.RESTING, Phase.OVER})
+
+ALLOWED: Final[dict[Phase, frozenset[Phase]]] = {
+    Phase.NEW: frozenset({Phase.OPENING, Phase.LISTENING, Phase.OVER}),
+    Phase.OPENING: frozenset({Phase.LISTENING, Phase.RESTING, Phase.OVER}),
+    Phase.LISTENING: frozenset({Phase.STREAMING, Phase.RESTING, Phase.OVER}),
+    Phase.STREAMING: _NEXT,
+    Phase.NEGOTIATING: frozenset({Phase.KNOCKING, Phase.STREAMING, Phase.RESTING, Phase.OVER}),
+    Phase.KNOCKING: frozenset({Phase.BRIDGING, Phase.STREAMING, Phase.RESTING, Phase.OVER}),
+    Phase.BRIDGING: frozenset({Phase.BOUND, Phase.RESTING, Phase.OVER}),
+    Phase.BOUND: frozenset({Phase.RESTING, Phase.OVER}),
+    Phase.RESTING: frozenset({Phase.OPENING, Phase.LISTENING, Phase.KNOCKING, Phase.NEGOTIATING, Phase.OVER}),
+    Phase.OVER: frozenset(),
+}
+"""Where each phase may lead; `handle` checks every step against it."""
+
+Policy = Literal["auto", "never", "require"]
+
+
+@dataclass(frozen=True, slots=True)
+class Retry:
+    """How the client backs off: delays in seconds, doubled from `first` up to `most`."""
+
+    first: float = 0.1
+    most: float = 10.0
+    attempts: int = 12
+    """Failures in a row, without progress in between, before it gives up (§11.5)."""
+    door_first: float = 1.0
+    door_most: float = 60.0
+
+    def delay(self, failures: int) -> float:
+        """The delay after so many failures in a row."""
+        return min(self.most, self.first * 2.0 ** max(0, failures - 1))
+
+    def door_delay(self, failures: int) -> float:
+        """How long the door is left alone after so many handshakes that came to nothing (B7)."""
+        return min(self.door_most, self.door_first * 2.0 ** max(0, failures - 1)) if failures else 0.0
+
+
+class Client:
+    """One client's state. All times are seconds of one monotonic clock that the caller reads."""
+
+    def __init__(
+        self,
+        policy: Policy = "auto",
+        *,
+        steps: Literal[1, 2] = 1,
+        nonce: str = "",
+        retry: Retry | None = None,
+        session: str | None = None,
+        cursor: EventId | None = None,
+        received: int = 0,
+        ahead: int = 256,
+    ) -> None:
+        self.policy: Policy = policy
+        self.steps = steps
+        self.retry = retry or Retry()
+        self.phase = Phase.NEW
+        self.session = session
+        self.incoming = Incoming(cursor, ahead)
+        self.outgoing = Outgoing(received)
+        self.limits: dict[str, Any] = {}
+        self.keepalive = 15.0
+        self.attempt = 0
+        self.stream: int | None = None
+        self.socket: int | None = None
+        self.committed = 0
+        """The server's position as last told, for display only (C2)."""
+        self.error: GaplessError | None = None
+        self._nonce = nonce
+        self._ahead = ahead
+        self._suppressed: frozenset[RequestId] = frozenset()
+        self._failures = 0
+        self._faults = 0
+        self._fenced = False
+        self._next = Phase.LISTENING
+        self._wake: float | None = None
+        self._post_wake: float | None = None
+        self._post_failures = 0
+        self._heard = 0.0
+        self._attached = 0.0
+        self._retry_floor = 0.0
+        self._acked = 0 if cursor is None else cursor.seq
+        self._ack_at: float | None = None
+        self._door_shut = policy == "never"
+        self._door_failures = 0
+        self._door_wake = 0.0
+        self._taken_since_door = False
+        self._negotiations = 0
+        self._outstanding: str | None = None
+        self._ticket: str | None = None
+        self._ticket_failures = 0
+        self._post_attempt: int | None = None
+
+    # What the caller asks ----------------------------------------------------------------------------
+
+    @property
+    def transport(self) -> str:
+        """What carries events now: `sse`, `websocket`, or `none`."""
+        if self.phase in (Phase.BRIDGING, Phase.BOUND):
+            return "websocket"
+        return "none" if self.stream is None else "sse"
+
+    @property
+    def full(self) -> bool:
+        """Whether the reader should stop until the application has taken something."""
+        return self.incoming.full
+
+    @property
+    def reading(self) -> bool:
+        """Whether blocks of the event stream may be read now (U10)."""
+        return self.phase is not Phase.KNOCKING
+
+    @property
+    def deadline(self) -> float | None:
+        """When `Tick` is due next; `None` if nothing is."""
+        times = [t for t in (self._wake, self._post_wake, self._ack_at) if t is not None]
+        if self.phase in (Phase.STREAMING, Phase.BRIDGING, Phase.BOUND):
+            times.append(self._heard + 2 * self.keepalive)
+        return min(times) if times and self.phase in _LIVE else None
+
+    @property
+    def cursor(self) -> EventId | None:
+        """What the application has processed; `None` before the session is open."""
+        return self.incoming.cursor
+
+    def take(self) -> Event | None:
+        """The next event; once the application accepted it, or if it is not `wanted`, put in `Delivered`."""
+        return None if self.phase is Phase.OVER else self.incoming.take()
+
+    def handle(self, input: Input, now: float) -> list[Effect]:
+        """Take one input; return what to do, in order.
+
+        Raises:
+            AssertionError: a transition that `ALLOWED` does not have (a bug).
+        """
+        before = self.phase
+        effects = self._dispatch(input, now) if before is not Phase.OVER else []
+        assert self.phase is before or self._may(before), f"{before} -> {self.phase} on {input}"
+        return effects
+
+    def _may(self, before: Phase) -> bool:
+        # One input may make two steps: an end of one connection and the start of the next.
+        return self.phase in ALLOWED[before] or any(self.phase in ALLOWED[via] for via in ALLOWED[before])
+
+    def _dispatch(self, input: Input, now: float) -> list[Effect]:
+        match input:
+            case Start():
+                return self._open(now) if self.session is None else self._listen(now)
+            case Submit():
+                return self._submit(input, now)
+            case Move():
+                return self._move(now)
+            case Delivered():
+                return self._delivered(now)
+            case Tick():
+                return self._tick(now)
+            case Leave():
+                return self._leave()
+            case Arrived():
+                return self._arrived(input, now) if input.attempt in (self.stream, self.socket) else []
+            case StreamEnded():
+                return self._stream_ended(now) if input.attempt == self.stream else []
+            case SocketClosed():
+                return self._socket_closed(input, now) if input.attempt == self.socket else []
+            case Received():
+                return self._posted(input, now) if input.attempt == self._post_attempt else []
+            case Opened() | StreamOpened() | Offered() | SocketOpened() | Refused() | Failed():
+                if input.attempt == self._post_attempt and isinstance(input, Refused | Failed):
+                    return self._post_refused(input, now)
+                return self._answered(input, now) if input.attempt == self.attempt else []
+            case _:
+                assert_never(input)
+
+    # Making connections ----------------------------------------------------------------------------------
+
+    def _new_attempt(self) -> int:
+        self.attempt += 1
+        return self.attempt
+
+    def _open(self, now: float) -> list[Effect]:
+        self.phase = Phase.OPENING
+        return [Open(self._new_attempt())]
+
+    def _listen(self, now: float) -> list[Effect]:
+        self.phase = Phase.LISTENING
+        return [Get(self._new_attempt(), self.incoming.state())]
+
+    def _knock(self, now: float) -> list[Effect]:
+        self.phase = Phase.KNOCKING
+        self._taken_since_door = False
+        return [Knock(self._new_attempt(), self.incoming.state(), self._ticket)]
+
+    def _negotiate(self, now: float) -> list[Effect]:
+        """Ask in band; one nonce is outstanding until 101, `ticket-spent` or the end (U9)."""
+        self.phase = Phase.NEGOTIATING
+        if self._outstanding is None:
+            self._negotiations += 1
+            self._outstanding = f"{self._nonce}{self._negotiations}"
+        return [Negotiate(self._new_attempt(), self.incoming.state(), self._outstanding)]
+
+    def _answered(
+        self, input: Opened | StreamOpened | Offered | SocketOpened | Refused | Failed, now: float
+    ) -> list[Effect]:
+        match input:
+            case Opened():
+                return self._opened(input, now)
+            case StreamOpened() if self.phase is Phase.LISTENING:
+                self.phase = Phase.STREAMING
+                self.stream = input.attempt
+                self._attach(now)
+                return self._flush(now)
+            case Offered() if self.phase is Phase.NEGOTIATING:
+                self._ticket = input.ticket
+                return self._knock(now)
+            case SocketOpened() if self.phase is Phase.KNOCKING:
+                return self._socket_opened(input, now)
+            case Refused():
+                return self._refused(input, now)
+            case Failed():
+                return self._unanswered(input.message, now)
+            case _:
+                return []
+
+    def _opened(self, input: Opened, now: float) -> list[Effect]:
+        self.session = input.session
+        self.incoming = Incoming(input.cursor, self._ahead)
+        self._acked = input.cursor.seq
+        self.limits = input.limits
+        self.keepalive = float(input.timers.get("keepalive", self.keepalive))
+        return self._listen(now)
+
+    def _attach(self, now: float) -> None:
+        self.incoming.attach()
+        self._heard = self._attached = now
+
+    def _socket_opened(self, input: SocketOpened, now: float) -> list[Effect]:
+        effects: list[Effect] = []
+        if self.stream is not None:
+            effects.append(CloseStream(self.stream))
+        self.stream, self.socket = None, input.attempt
+        self._attach(now)
+        self.phase = Phase.BRIDGING
+        self._forget_door()
+        if input.echo is not None:
+            try:
+                self.incoming.check_echo(input.echo)
+            except CursorDiscontinuityError as error:
+                return effects + self._fault(error, now)
+        return effects
+
+    def _forget_door(self) -> None:
+        """The negotiation is concluded: its nonce is outstanding no more (U9)."""
+        self._outstanding = self._ticket = None
+        self._ticket_failures = 0
+
+    # What arrives --------------------------------------------------------------------------------------------
+
+    def _arrived(self, input: Arrived, now: float) -> list[Effect]:
+        self._heard = now
+        block = input.block
+        if block is None:
+            self._lived(now)
+            return []
+        try:
+            if self.incoming.primed:
+                return self._control(block, now) if block.id is None else self._event(block)
+            if self.socket is not None:
+                body = self.incoming.bridge(block)
+                self.committed = max(self.committed, int(body["cursor"]))
+                return self._statement(body, now) + self._close_gap()
+            if block.id is None:
+                return self._control(block, now)
+            self.incoming.prime(block)
+            self._note_retry(block)
+            return []
+        except MalformedError as error:
+            return self._fault(CursorDiscontinuityError(f"a block that makes no sense: {error}"), now)
+        except (CursorDiscontinuityError, SessionMigrationGapError) as error:
+            return self._fault(error, now)
+
+    def _event(self, block: Block) -> list[Effect]:
+        id = self.incoming.event(block, self.phase is Phase.BRIDGING)
+        self.committed = max(self.committed, id.seq)
+        return []
+
+    def _control(self, block: Block, now: float) -> list[Effect]:
+        self._note_retry(block)
+        match block.event:
+            case "received":
+                body = read_object(block.data)
+                # The block after priming opens the connection; a POST under way has its own answer.
+                opens = self.stream is not None and self.outgoing.posting is None
+                if body.get("resend") or opens:
+                    return self._statement(body, now)
+                self._note_received(body.get("received"))
+                return []
+            case "refused":
+                return self._told(read_object(block.data))
+            case "probe":
+                if self.socket is None:
+                    return []
+                return [Send(self.socket, encode_block("probe-ack", block.data or b"{}"))]  # B6
+            case "keepalive":
+                self._lived(now)
+                return []
+            case "session-superseded":
+                return self._superseded(read_object(block.data))
+            case _:
+                return []
+
+    def _delivered(self, now: float) -> list[Effect]:
+        """Only now does the cursor move: the application has accepted the event."""
+        event = self.incoming.delivered()
+        if event is None:
+            return []
+        self._progress()
+        self._taken_since_door = True
+        if event.event == "session-superseded":
+            return self._superseded(read_object(event.data))
+        if self.phase is Phase.BRIDGING:
+            return self._close_gap() or self._ack(now)
+        effects = self._ack(now)
+        if event.event == "upgrade-accepted" and self.phase is Phase.NEGOTIATING:
+            body = read_object(event.data)
+            if body.get("negotiation") == self._outstanding:  # the POST's answer is late, the event is here
+                self._ticket = _text(body.get("ticket"))
+                return effects + self._knock(now)
+        return effects + self._try_door(now)
+
+    def wanted(self, event: Event) -> bool:
+        """Whether the application should see this event: not the protocol's own, nor an answer it already has."""
+        if event.event != "message":
+            return False
+        try:
+            envelope = peek(event.data)
+        except MalformedError:
+            return True
+        if envelope.kind is not Kind.RESPONSE or envelope.id is None:
+            return True
+        if envelope.id in self._suppressed:
+            self._suppressed -= {envelope.id}
+            return False
+        self.outgoing.settle(envelope.id)
+        return True
+
+    # Acks ------------------------------------------------------------------------------------------------------
+
+    def _close_gap(self) -> list[Effect]:
+        """U3: once everything up to `C` is processed, say so; then the socket is ours."""
+        gap, cursor = self.incoming.gap, self.cursor
+        if gap is None or cursor is None or not self.incoming.primed or cursor.seq < gap:
+            return []
+        self.phase, self.incoming.gap = Phase.BOUND, None
+        self._door_failures = 0
+        return [self._send_ack()]
+
+    def _ack(self, now: float) -> list[Effect]:
+        """U5: at least one per 64 events or second of progress; on SSE a quarter as often."""
+        assert self.cursor is not None
+        progress = self.cursor.seq - self._acked
+        if progress <= 0:
+            return []
+        on_socket = self.socket is not None
+        if progress >= (64 if on_socket else 256):
+            return self._ack_now()
+        if self._ack_at is None:
+            self._ack_at = now + (1.0 if on_socket else 4.0)
+        return []
+
+    def _ack_now(self) -> list[Effect]:
+        if self.socket is not None and self.incoming.primed:
+            return [self._send_ack()]
+        self._ack_at = None
+        if self.stream is None or self.cursor is None:
+            return []
+        self._acked = self.cursor.seq
+        return [PostAck(self.cursor)]
+
+    def _send_ack(self) -> Send:
+        assert self.socket is not None and self.cursor is not None
+        self._acked, self._ack_at = self.cursor.seq, None
+        return Send(self.socket, encode_block("cursor-ack", b'{"cursor":"%s"}' % str(self.cursor).encode()))
+
+    # Sending -----------------------------------------------------------------------------------------------------
+
+    def _submit(self, input: Submit, now: float) -> list[Effect]:
+        if input.envelope.kind is Kind.REQUEST and input.envelope.id in self.outgoing.waiting:
+            raise UsageError(f"a request with ID {input.envelope.id!r} is in flight")
+        limit = self.limits.get("message")
+        if isinstance(limit, int) and len(input.data) > limit:
+            text = f"a message of {len(input.data)} bytes is above the server's limit of {limit}"
+            return self._fail_request(input.envelope, Reason.TOO_LARGE, text)  # W5: refused at the sender
+        self.outgoing.add(input.data, input.envelope)
+        return self._flush(now)
+
+    def _fail_request(self, envelope: Envelope, reason: Reason, text: str) -> list[Effect]:
+        if envelope.kind is not Kind.REQUEST or envelope.id is None:
+            return []
+        return [Settle(envelope.id, -32000, text, {"reason": reason.value})]
+
+    def _flush(self, now: float) -> list[Effect]:
+        """Send what is due, on the socket if there is one, else in one POST at a time (L6)."""
+        limit = self.limits.get("message")
+        due = self.outgoing.due(limit if isinstance(limit, int) else 64 * 1024)
+        if not due or self.session is None or self.phase in (Phase.NEW, Phase.OPENING, Phase.OVER):
+            return []
+        if self.socket is not None:
+            if not self.incoming.primed:
+                return []
+            self.outgoing.sent = due[-1].number
+            return [Send(self.socket, encode_messages([kept])) for kept in due] + self._flush(now)
+        if self.outgoing.posting is not None or self._post_wake is not None:
+            return []
+        self._post_attempt = self._new_post()
+        self.outgoing.posting = self.outgoing.sent = due[-1].number
+        return [Post(self._post_attempt, tuple(due))]
+
+    def _new_post(self) -> int:
+        # POSTs have numbers of their own, below zero, so that they are never taken for a connection's.
+        return (self._post_attempt or 0) - 1
+
+    def _statement(self, body: dict[str, Any], now: float) -> list[Effect]:
+        """A statement of `received` that makes us resend from there (L6)."""
+        self._note_received(body.get("received"))
+        self.outgoing.resend()
+        return self._flush(now)
+
+    def _note_received(self, number: Any) -> None:
+        if isinstance(number, int) and self.outgoing.note_received(number):
+            self._progress()
+
+    def _posted(self, input: Received, now: float) -> list[Effect]:
+        self.outgoing.posting = None
+        self._post_failures = 0
+        self._note_received(input.received)
+        self.outgoing.resend()
+        return self._flush(now)
+
+    def _post_refused(self, input: Refused | Failed, now: float) -> list[Effect]:
+        self.outgoing.posting = None
+        self.outgoing.resend()
+        if isinstance(input, Failed) or (input.refusal is None and input.status != 413):
+            return self._post_later(None, now)  # nobody's answer: the same again, which is harmless (L6)
+        refusal = input.refusal or Refusal(Reason.TOO_LARGE, "the message is larger than the server takes")
+        told = refusal.received if refusal.received is not None else self.outgoing.received
+        match refusal.reason:
+            case Reason.TOO_LARGE:
+                # Read whole it used its number; else a placeholder takes it. Either way it is not sent again.
+                used = told > self.outgoing.received
+                effects = self._fail_message(told if used else self.outgoing.received + 1, refusal)
+            case Reason.MALFORMED | Reason.DUPLICATE_ID if told > self.outgoing.received:
+                effects = self._fail_message(told, refusal)
+            case _:
+                effects = []
+                if refusal.row.action not in (Action.RESEND, Action.RETRY):
+                    self._note_received(told)
+                    return self._refused_for_good(refusal)
+        self._note_received(told)
+        delay = input.retry_after if refusal.row.action is Action.RETRY else 0.0
+        return effects + self._post_later(delay, now)
+
+    def _fail_message(self, number: int, refusal: Refusal) -> list[Effect]:
+        """A message is refused under its number: its request fails, whichever word of that comes first (L6)."""
+        was = self.outgoing.hollow(number)
+        if was is None or was.request is None or not self.outgoing.settle(was.request):
+            return []
+        self._suppressed |= {was.request}
+        return [Settle(was.request, -32000, refusal.message, {"reason": refusal.reason.value})]
+
+    def _post_later(self, delay: float | None, now: float) -> list[Effect]:
+        self._post_failures += 1
+        if self._post_failures > self.retry.attempts:
+            return self._end(ConnectionGaveUpError("messages could not be sent"))
+        self._post_wake = now + (self.retry.delay(self._post_failures) if delay is None else delay)
+        return []
+
+    def _told(self, body: dict[str, Any]) -> list[Effect]:
+        """`refused`: a message's number is used and its request fails, or another process took over (L6)."""
+        refusal = read_refusal_error(body.get("error"))
+        number = body.get("n")
+        if refusal is None or not isinstance(number, int):
+            return []
+        if refusal.reason is Reason.MESSAGE_CONFLICT:
+            return self._refused_for_good(refusal)
+        return self._fail_message(number, refusal)
+
+    # The door ----------------------------------------------------------------------------------------------------
+
+    def _try_door(self, now: float) -> list[Effect]:
+        """B7: only while a stream runs, after the application has taken an event, with backoff."""
+        if (
+            self.phase is not Phase.STREAMING
+            or self._door_shut
+            or not self._taken_since_door
+            or now < self._door_wake
+        ):
+            return []
+        return self._move(now)
+
+    def _move(self, now: float) -> list[Effect]:
+        if self.phase is not Phase.STREAMING or not self.incoming.primed:
+            return []
+        return self._knock(now) if self.steps == 1 else self._negotiate(now)
+
+    def _shut_door(self, now: float) -> list[Effect]:
+        """U6: not at this URL. In one step the stream goes on; in two, `U` is durable: a new session."""
+        self._door_shut = True
+        if self.policy == "require":
+            text = "the server, or something before it, takes no WebSocket upgrades"
+            return self._end(RefusedError(text, code=Reason.UPGRADE_UNAVAILABLE, hint='use upgrade="auto"'))
+        if self._outstanding is not None or self._ticket is not None:
+            text = "an upgrade was accepted, but no handshake gets through"
+            return self._end(
+                SessionEndedError(text, code=Reason.UPGRADE_UNAVAILABLE, hint='open a new session with upgrade="never"')
+            )
+        return self._carry_on(now)
+
+    def _carry_on(self, now: float) -> list[Effect]:
+        """After a handshake or negotiation that came to nothing: on with the stream, if there is one."""
+        self._door_failures += 1
+        self._door_wake = now + self.retry.door_delay(self._door_failures)
+        if self.stream is not None:
+            self.phase = Phase.STREAMING
+            self._heard = now
+            return []
+        return self._rest(Phase.LISTENING, None, now)
+
+    # What goes wrong ---------------------------------------------------------------------------------------------
+
+    def _unanswered(self, message: str, now: float) -> list[Effect]:
+        """No answer, or one that is nobody's: a proxy's page, a reset, a timeout."""
+        match self.phase:
+            case Phase.OPENING:
+                return self._rest(Phase.OPENING, None, now, message)
+            case Phase.NEGOTIATING:
+                return self._rest(Phase.NEGOTIATING, None, now, message)  # the same nonce again (U7)
+            case Phase.KNOCKING if self._outstanding is not None or self._ticket is not None:
+                self._ticket_failures += 1
+                if self._ticket_failures >= 2:  # U6: for clients that cannot read a 426
+                    return self._shut_door(now)
+                return self._rest(Phase.KNOCKING, None, now, message)
+            case Phase.KNOCKING:
+                return self._carry_on(now)
+            case _:
+                return self._rest(Phase.LISTENING, None, now, message)
+
+    def _refused(self, input: Refused, now: float) -> list[Effect]:
+        """§8: each refusal has one next action."""
+        refusal = input.refusal
+        if refusal is None:
+            if input.status == 426:
+                return self._shut_door(now)
+            if self.phase is Phase.OPENING and 400 <= input.status < 500 and input.status not in (408, 425, 429):
+                text = f"the server answered {input.status} to POST /session: it does not speak this protocol"
+                return self._end(RefusedError(text, code=Reason.MALFORMED, hint="is this the URL of a Gapless server?"))
+            return self._unanswered(f"answered {input.status}", now)
+        self.committed = max(self.committed, refusal.committed or 0)
+        evicted = refusal.reason is Reason.CURSOR_EVICTED
+        if evicted and self._still_covered(refusal):
+            return self._rest(self._retry_of(self.phase), None, now, refusal.message)
+        if evicted and self.stream is not None:
+            return self._carry_on(now)  # drain the stream that is open
+        match refusal.row.action:
+            case Action.RETRY:
+                if refusal.reason is Reason.WEBSOCKET_BOUND and self._fenced:
+                    return self._refused_for_good(refusal)  # fenced once already: somebody else lives there
+                failed = RefusedError(refusal.message, code=refusal.reason)
+                return self._rest(self._retry_of(self.phase), input.retry_after, now, refusal.message, failed)
+            case Action.RESUME:
+                self._forget_door()
+                return self._carry_on(now)
+            case Action.CLOSE_DOOR:
+                return self._shut_door(now)
+            case Action.NEW_SESSION | Action.FAIL | Action.RESEND | Action.REAUTHENTICATE:
+                return self._refused_for_good(refusal)
+
+    def _refused_for_good(self, refusal: Refusal) -> list[Effect]:
+        """An explicit end. The session is deleted where it may live, unless it is somebody else's by now."""
+        if refusal.row.action is Action.NEW_SESSION:
+            error: GaplessError = SessionEndedError(refusal.message, code=refusal.reason)
+        else:
+            error = RefusedError(refusal.message, code=refusal.reason)
+        taken = refusal.reason in (Reason.MESSAGE_CONFLICT, Reason.WEBSOCKET_BOUND)
+        return self._end(error, live=refusal.reason not in ENDED and not taken)
+
+    def _still_covered(self, refusal: Refusal) -> bool:
+        """A refusal may be of a cursor that has moved on since: it says up to where is evicted."""
+        cursor = self.cursor
+        return cursor is not None and refusal.floor is not None and cursor.seq >= refusal.floor
+
+    def _retry_of(self, phase: Phase) -> Phase:
+        return phase if phase in (Phase.OPENING, Phase.KNOCKING, Phase.NEGOTIATING) else Phase.LISTENING
+
+    def _stream_ended(self, now: float) -> list[Effect]:
+        self.stream = None
+        if self.phase in (Phase.NEGOTIATING, Phase.KNOCKING, Phase.RESTING):
+            return []  # an answer or a timer decides
+        last = self.incoming.last
+        if last is not None and last.event == "upgrade-accepted" and self.policy != "never":
+            ticket = _text(read_object(last.data).get("ticket"))
+            # Without a ticket the door has been passed: if that was our own handshake, whose answer
+            # was lost, the stream is the way on, and the server finds the dead socket out (B6).
+            if ticket is not None or (not self._door_shut and not self._door_failures):
+                self._ticket = ticket
+                return self._knock(now)  # U9
+        return self._rest(Phase.LISTENING, None, now, "the event stream ended")
+
+    def _socket_closed(self, input: SocketClosed, now: float) -> list[Effect]:
+        self.socket = None
+        self._door_failures += 1
+        self._door_wake = now + self.retry.door_delay(self._door_failures)
+        self.outgoing.resend()
+        match input.code:
+            case 4404:  # refusal.CLOSE_OVER
+                return self._end(SessionEndedError("the session is over"), live=False)
+            case 4410:  # refusal.CLOSE_FENCED
+                self._fenced = True
+            case 4400 | 1003:
+                return self._end(RefusedError(f"the server closed the socket with {input.code}", code="malformed"))
+            case _:
+                pass
+        return self._rest(Phase.LISTENING, None, now, f"the socket closed with {input.code}")
+
+    def _fault(self, error: GaplessError, now: float) -> list[Effect]:
+        """C7: drop the connection, resume from the last good cursor; twice without progress, raise."""
+        self._faults += 1
+        if self._faults >= 2:
+            return self._end(error)
+        return self._drop() + self._rest(Phase.LISTENING, None, now, str(error))
+
+    def _drop(self) -> list[Effect]:
+        effects: list[Effect] = []
+        if self.stream is not None:
+            effects.append(CloseStream(self.stream))
+        if self.socket is not None:
+            effects.append(CloseSocket(self.socket))
+        self.stream = self.socket = None
+        return effects
+
+    def _rest(
+        self,
+        then: Phase,
+        delay: float | None,
+        now: float,
+        message: str = "",
+        error: GaplessError | None = None,
+    ) -> list[Effect]:
+        """Back off before the next move; give up, visibly, after so many failures without progress."""
+        self._failures += 1
+        if self._failures > self.retry.attempts:
+            gave_up = ConnectionGaveUpError(f"no progress in {self.retry.attempts} attempts; last: {message}")
+            return self._end(error or gave_up)
+        self.phase, self._next = Phase.RESTING, then
+        backoff = 0.0 if self._failures == 1 else self.retry.delay(self._failures - 1)
+        self._wake = now + max(backoff, self._retry_floor, delay or 0.0)
+        return []
+
+    def _lived(self, now: float) -> None:
+        """A connection that has lived for a keep-alive is no failure, however little it carried."""
+        if now - self._attached >= self.keepalive * 0.9:
+            self._progress()
+
+    def _progress(self) -> None:
+        self._failures = self._faults = 0
+        self._fenced = False
+
+    def _note_retry(self, block: Block) -> None:
+        if block.retry is not None:
+            self._retry_floor = min(block.retry / 1000, 60.0)
+
+    def _tick(self, now: float) -> list[Effect]:
+        effects: list[Effect] = []
+        if self._wake is not None and now >= self._wake:
+            self._wake = None
+            if self.phase is Phase.RESTING:
+                effects += self._resume(now)
+        if self._post_wake is not None and now >= self._post_wake:
+            self._post_wake = None
+            effects += self._flush(now)
+        if self._ack_at is not None and now >= self._ack_at:
+            effects += self._ack_now()
+        silent = self.phase in (Phase.STREAMING, Phase.BRIDGING, Phase.BOUND)
+        if silent and now >= self._heard + 2 * self.keepalive:
+            effects += self._drop() + self._rest(Phase.LISTENING, None, now, "nothing heard")  # C8
+        return effects
+
+    def _resume(self, now: float) -> list[Effect]:
+        match self._next:
+            case Phase.OPENING:
+                return self._open(now)
+            case Phase.KNOCKING:
+                return self._knock(now)
+            case Phase.NEGOTIATING:
+                return self._negotiate(now)
+            case _:
+                return self._listen(now)
+
+    # The end -----------------------------------------------------------------------------------------------------
+
+    def _superseded(self, body: dict[str, Any]) -> list[Effect]:
+        reason = _text(body.get("reason")) or Reason.SESSION_SUPERSEDED
+        return self._end(SessionEndedError(f"the server ended the session: {reason}", code=reason), live=False)
+
+    def _leave(self) -> list[Effect]:
+        return self._end(None)
+
+    def _end(self, error: GaplessError | None, *, live: bool = True) -> list[Effect]:
+        """L7: settle everything that waits, forget the cursor, DELETE where the session may live."""
+        effects = self._drop()
+        text = "the client left" if error is None else str(error)
+        data = {"reason": "outcome-unknown", "cause": "closed" if error is None else error.code}
+        for id in self.outgoing.waiting:
+            effects.append(Settle(id, -32000, f"{text}; the outcome is unknown", dict(data)))
+        self.outgoing.waiting.clear()
+        if live and self.session is not None:
+            effects.append(Delete())
+        self.incoming.clear()
+        self.phase, self.error, self._wake = Phase.OVER, error, None
+        return [*effects, Over(error)]
+
+    def copy(self) -> Client:
+        """An independent copy, for exploration."""
+        other = object.__new__(Client)
+        other.__dict__.update(self.__dict__)
+        other.outgoing, other.incoming = self.outgoing.copy(), self.incoming.copy()
+        return other
+
+
+def _text(value: object) -> str | None:
+    return value if isinstance(value, str) else None

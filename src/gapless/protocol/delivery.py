@@ -1,0 +1,222 @@
+"""A connection: a position in the outbox, and what it may write next (§1, U3, U4, U10).
+
+A `Delivery` owns no queue and no history. `poll` looks at it and at the session and says: write
+this, finish, or wait. That answer is the only way an event gets to a wire, live or replayed, on
+SSE or WebSocket, in either view.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field, replace
+from enum import Enum
+from typing import TYPE_CHECKING, NewType
+
+import msgspec
+
+from gapless.protocol.block import COMMENT, encode_block, encode_prime
+from gapless.protocol.cursor import EventId
+from gapless.protocol.refusal import CLOSE_ACK_WINDOW, CLOSE_EVICTED, CLOSE_NORMAL, CLOSE_OVER
+
+if TYPE_CHECKING:
+    from gapless.protocol.session import Session
+
+__all__ = ["ConnectionId", "Deliver", "Delivery", "Finish", "Medium", "Step", "Wait", "poll"]
+
+ConnectionId = NewType("ConnectionId", int)
+
+
+class Medium(Enum):
+    """What a connection speaks."""
+
+    EVENTS = "events"
+    SOCKET = "socket"
+
+
+@dataclass(slots=True)
+class Delivery:
+    """One connection's state; a number where others keep a queue.
+
+    Attributes:
+        position: everything up to here has been written.
+        opening: the event ID to open with: what the client stated, or where its stream starts.
+        stream: the one stream to deliver (stream view), `None` for all.
+        stop: the last event to deliver; then the stream ends (B2, U10).
+        gate: `C`: nothing above it is written until its ack (U4); `None` once that came.
+        gate_floor: the highest ack inside the gap; `ack_deadline`: when the next one is due.
+        skip: events that are not repeated (M3).
+        generation: of the binding, for sockets (B8).
+        stated: the `received` last stated; `restate` asks for it again, `resend` with `"resend": true`.
+        probe: a nonce to send before anything else (B6); `heard` counts what came in on the socket.
+        refused: refusals to tell, as many as the reader lets gather.
+        retry: a `retry:` in seconds to send next.
+        close: end at once, with this close code on a socket.
+        written_at: when something was last written.
+    """
+
+    connection: ConnectionId
+    medium: Medium
+    position: int
+    opening: EventId
+    stream: int | None = None
+    stop: int | None = None
+    gate: int | None = None
+    gate_floor: int = 0
+    ack_deadline: float = 0.0
+    generation: int = 0
+    skip: frozenset[int] = frozenset()
+    primed: bool = True
+    opened: bool = False
+    stated: int = 0
+    restate: bool = False
+    resend: bool = False
+    resent: tuple[int, float] | None = None
+    probe: str | None = None
+    heard: int = 0
+    refused: list[bytes] = field(default_factory=list[bytes])
+    retry: float | None = None
+    close: int | None = None
+    written_at: float = 0.0
+
+    def copy(self) -> Delivery:
+        """An independent copy."""
+        return replace(self, refused=list(self.refused))
+
+
+@dataclass(frozen=True, slots=True)
+class Deliver:
+    """Write `control`, then the blocks of the events in `(after, upto]` that the delivery's filter lets through."""
+
+    control: bytes
+    after: int
+    upto: int
+
+
+@dataclass(frozen=True, slots=True)
+class Finish:
+    """Write `control`, then end; a socket with close code `code`."""
+
+    control: bytes
+    code: int
+
+
+@dataclass(frozen=True, slots=True)
+class Wait:
+    """Nothing to write until something changes, or until the clock says `until`."""
+
+    until: float
+
+
+Step = Deliver | Finish | Wait
+
+
+def poll(session: Session, delivery: Delivery, now: float) -> Step:
+    """What this connection may write now."""
+    if delivery.close is not None:
+        return Finish(_retry(delivery), delivery.close)
+    if delivery.gate is not None and now >= delivery.ack_deadline:
+        return Finish(b"", CLOSE_ACK_WINDOW)  # U4
+    if delivery.position < session.outbox.floor and _missed(session, delivery):
+        return Finish(b"", CLOSE_EVICTED)  # L3: closed, never moved
+    control = _control(session, delivery)
+    upto = _limit(session, delivery)
+    if delivery.position < upto:
+        return Deliver(control, delivery.position, upto)
+    code = _over(session, delivery)
+    if code is not None:
+        return Finish(control, code)
+    if control:
+        return Deliver(control, delivery.position, delivery.position)
+    silent = delivery.written_at + session.limits.keepalive
+    if now >= silent:
+        beat = COMMENT if delivery.medium is Medium.EVENTS else encode_block("keepalive", b"{}")
+        return Deliver(beat, delivery.position, delivery.position)  # C8
+    return Wait(silent if delivery.gate is None else min(silent, delivery.ack_deadline))
+
+
+def _limit(session: Session, delivery: Delivery) -> int:
+    """The highest event this connection may write: committed (L2), and within its bounds."""
+    upto = session.outbox.committed
+    if delivery.gate is not None:
+        upto = min(upto, delivery.gate)  # U4
+    if delivery.stop is not None:
+        upto = min(upto, delivery.stop)  # U10, B2
+    if delivery.stream is not None:
+        upto = min(upto, session.streams.last(delivery.stream))  # M2
+    return upto
+
+
+def _over(session: Session, delivery: Delivery) -> int | None:
+    """The close code, if everything this connection will ever get is written."""
+    if delivery.stop is not None and delivery.position >= delivery.stop:
+        return CLOSE_NORMAL
+    if delivery.stream is not None:
+        done = session.reason is not None or session.streams.finished(delivery.stream)
+        durable = session.outbox.committed >= session.streams.last(delivery.stream)
+        return CLOSE_NORMAL if done and durable else None
+    if session.reason is None:
+        return None
+    if delivery.gate is not None:
+        return CLOSE_OVER  # U4: the end lies above C and may not be written; the client settles by L7
+    return CLOSE_OVER if delivery.position >= session.outbox.head else None
+
+
+def _missed(session: Session, delivery: Delivery) -> bool:
+    """Whether an event that this connection had yet to write is evicted."""
+    if delivery.stream is None:
+        return True
+    last, _ = session.outbox.evicted.get(delivery.stream, (0, None))
+    if delivery.position < last:
+        return True
+    delivery.position = session.outbox.floor  # only other streams' events are gone (M4)
+    return False
+
+
+def _control(session: Session, delivery: Delivery) -> bytes:
+    """The control blocks that are due (W3): they precede events, and on a socket the first is the echo (U2)."""
+    out: list[bytes] = []
+    if not delivery.opened:
+        delivery.opened = True
+        delivery.stated = session.inbox.durable
+        out.append(_opening(session, delivery))
+    if delivery.probe is not None:
+        out.append(encode_block("probe", msgspec.json.encode({"nonce": delivery.probe})))
+        delivery.probe = None
+    if delivery.medium is Medium.SOCKET:
+        out.extend(delivery.refused)
+        delivery.refused.clear()
+        if delivery.resend or delivery.restate or session.inbox.durable > delivery.stated:
+            out.append(_received(session.inbox.durable, delivery.resend))
+            delivery.stated = session.inbox.durable
+            delivery.restate = delivery.resend = False
+    out.append(_retry(delivery))
+    return b"".join(out)
+
+
+def _opening(session: Session, delivery: Delivery) -> bytes:
+    if delivery.medium is Medium.EVENTS:
+        out = encode_prime(delivery.opening, int(session.limits.retry * 1000)) if delivery.primed else b""
+        return out if delivery.stream is not None else out + _received(session.inbox.durable, False)
+    body = {
+        "cursor": delivery.gate,
+        "from": str(delivery.opening),
+        "received": session.inbox.durable,
+        "generation": delivery.generation,
+        "durability": session.durability,
+        "limits": session.limits.advertised_limits(),
+    }
+    return encode_block("resume-cursor", msgspec.json.encode(body))
+
+
+def _received(number: int, resend: bool) -> bytes:
+    body: dict[str, object] = {"received": number}
+    if resend:
+        body["resend"] = True
+    return encode_block("received", msgspec.json.encode(body))
+
+
+def _retry(delivery: Delivery) -> bytes:
+    if delivery.retry is None:
+        return b""
+    block = encode_prime(None, int(delivery.retry * 1000))
+    delivery.retry = None
+    return block if delivery.medium is Medium.EVENTS else b""

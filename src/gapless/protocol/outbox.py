@@ -1,0 +1,206 @@
+"""The outbox of one session: numbering, links, what is durable, what may be evicted (L1–L4)."""
+
+from __future__ import annotations
+
+from collections import deque
+from dataclasses import dataclass
+from typing import Final
+
+from gapless.protocol.block import encode_event
+from gapless.protocol.cursor import EventId, Link, link_after
+from gapless.protocol.settings import Limits
+
+__all__ = ["Outbox", "Pin", "Segment"]
+
+_MARKS: Final = 64
+"""Eviction works in steps of a limit's 64th part, so that no bookkeeping is kept per event."""
+
+
+@dataclass(frozen=True, slots=True)
+class Segment:
+    """Events on their way to the log: blocks in wire form, and the position they reach."""
+
+    data: bytes
+    last: int
+    link: Link
+
+
+@dataclass(frozen=True, slots=True)
+class Pin:
+    """Events in `(after, upto]` are kept until acknowledged or until `deadline` (L4)."""
+
+    after: int
+    upto: int
+    deadline: float
+
+
+@dataclass(slots=True)
+class _Mark:
+    """A run of events that is evicted together: its last event, its size, its age, whose it is."""
+
+    last: int
+    link: Link
+    events: int
+    size: int
+    at: float
+    streams: dict[int, tuple[int, Link]]
+
+
+class Outbox:
+    """Numbers and links events, and knows what of them is durable and what is retained.
+
+    `head` is the last event numbered, `committed` the last durable one: between them lies what
+    the log has not confirmed yet, which nobody is told of (L2). `floor` is the highest evicted
+    event; its link is kept (L3).
+    """
+
+    __slots__ = (
+        "_buffer",
+        "_bytes",
+        "_marks",
+        "_moved",
+        "acks",
+        "committed",
+        "evicted",
+        "evicted_unacked",
+        "floor",
+        "floor_link",
+        "head",
+        "link",
+        "pin",
+    )
+
+    def __init__(self, link: Link) -> None:
+        self.head = 0
+        self.link = link
+        self.committed = 0
+        self.floor = 0
+        self.floor_link = link
+        self.acks: dict[int, int] = {}
+        self.pin: Pin | None = None
+        self.evicted_unacked = 0
+        self.evicted: dict[int, tuple[int, Link]] = {}
+        """The last evicted event of each stream, and its link (M4)."""
+        self._buffer = bytearray()
+        self._marks: deque[_Mark] = deque()
+        self._bytes = 0
+        self._moved = False
+
+    def resume(
+        self, committed: int, link: Link, floor: int, floor_link: Link, acks: dict[int, int], now: float
+    ) -> None:
+        """Go on where a log ends; what it retains is one run for eviction."""
+        self.head = self.committed = committed
+        self.link, self.floor, self.floor_link, self.acks = link, floor, floor_link, acks
+        if committed > floor:
+            self._marks.append(_Mark(committed, link, committed - floor, 0, now, {0: (committed, link)}))
+
+    def append(self, stream: int, event: str, data: bytes, limits: Limits, now: float) -> int:
+        """Number, link and encode one event; return its number (L1, L5)."""
+        self.head += 1
+        self.link = link_after(self.link, stream, event, data)
+        block = encode_event(EventId(self.head, stream, self.link), event, data)
+        self._buffer += block
+        self._bytes += len(block)
+        mark = self._marks[-1] if self._marks else None
+        if (
+            mark is None
+            or mark.events >= limits.retain_events // _MARKS
+            or mark.size >= limits.retain_bytes // _MARKS
+            or now - mark.at >= limits.retain_seconds / _MARKS
+        ):
+            mark = _Mark(self.head, self.link, 0, 0, now, {})
+            self._marks.append(mark)
+        mark.last = self.head
+        mark.link = self.link
+        mark.events += 1
+        mark.size += len(block)
+        mark.streams[stream] = (self.head, self.link)
+        return self.head
+
+    @property
+    def pending(self) -> int:
+        """Bytes numbered but not yet handed to the log."""
+        return len(self._buffer)
+
+    def take(self) -> Segment:
+        """What has gathered since the last take, for the log."""
+        segment = Segment(bytes(self._buffer), self.head, self.link)
+        self._buffer.clear()
+        return segment
+
+    def confirm(self, last: int) -> None:
+        """The log holds everything up to `last`."""
+        self.committed = last
+
+    def ack(self, stream: int, seq: int) -> bool:
+        """Note that the client has processed `stream` up to `seq`; whether that was progress (C4, M4)."""
+        if seq <= self.acks.get(stream, 0):
+            return False
+        self.acks[stream] = seq
+        if self.pin is not None and seq >= self.pin.upto:
+            self.pin = None
+        return True
+
+    def pin_gap(self, after: int, upto: int, deadline: float) -> None:
+        """Keep `(after, upto]` until its ack or the deadline (L4)."""
+        self.pin = Pin(after, upto, deadline)
+
+    def evict(self, limits: Limits, now: float) -> int:
+        """Evict what the limits allow, acked events first; return the new floor (L4).
+
+        Acked events go once half of a limit is used, others only at the limit itself or past
+        their age. What is not committed stays. A pin yields to nothing but the byte limit.
+        """
+        if self.pin is not None and now >= self.pin.deadline:
+            self.pin = None
+        while self._marks and self._marks[0].last <= self.committed:
+            mark = self._marks[0]
+            events = self.head - self.floor
+            over_bytes = self._bytes > limits.retain_bytes
+            over = events > limits.retain_events or now - mark.at > limits.retain_seconds
+            acked = self._acked(mark)
+            used = events > limits.retain_events // 2 or self._bytes > limits.retain_bytes // 2
+            pinned = self.pin is not None and mark.last > self.pin.after
+            if not (over_bytes or (not pinned and (over or (acked and used)))):
+                break
+            self._marks.popleft()
+            self._bytes -= mark.size
+            self.floor = mark.last
+            self.floor_link = mark.link
+            self._moved = True
+            self.evicted.update(mark.streams)
+            if not acked:
+                self.evicted_unacked += mark.events
+        return self.floor
+
+    @property
+    def floor_moved(self) -> bool:
+        """Whether the log has yet to be told of the floor."""
+        return self._moved
+
+    def take_floor(self) -> tuple[int, Link] | None:
+        """The floor and its link, if it moved since the last take."""
+        if not self._moved:
+            return None
+        self._moved = False
+        return self.floor, self.floor_link
+
+    def _acked(self, mark: _Mark) -> bool:
+        """Whether every event of a mark is acked, each by its own stream's cursor (M4)."""
+        return all(self.acks.get(stream, 0) >= last for stream, (last, _) in mark.streams.items())
+
+    def copy(self) -> Outbox:
+        """An independent copy."""
+        other = Outbox(self.link)
+        other.head, other.committed = self.head, self.committed
+        other.floor, other.floor_link = self.floor, self.floor_link
+        other.acks, other.pin = dict(self.acks), self.pin
+        other.evicted_unacked = self.evicted_unacked
+        other.evicted = dict(self.evicted)
+        other._buffer = bytearray(self._buffer)
+        other._marks = deque(
+            _Mark(m.last, m.link, m.events, m.size, m.at, dict(m.streams)) for m in self._marks
+        )
+        other._bytes, other._moved = self._bytes, self._moved
+        return other

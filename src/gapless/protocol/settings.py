@@ -1,0 +1,57 @@
+"""The limits and timers that a session is served under (§8), with their defaults and units."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import Any
+
+__all__ = ["Limits"]
+
+
+@dataclass(frozen=True, slots=True)
+class Limits:
+    """Limits in bytes or events, timers in seconds. Advertised when a session is opened."""
+
+    max_message_bytes: int = 4 * 1024 * 1024
+    """The JSON text of one message, either way (W5)."""
+    retain_events: int = 100_000
+    """Events kept in a session's outbox (L4)."""
+    retain_bytes: int = 64 * 1024 * 1024
+    """Bytes kept in a session's outbox; the only limit that pins yield to (L4)."""
+    retain_seconds: float = 24 * 3600.0
+    """How long an event is kept (L4)."""
+    ack_window: float = 10.0
+    """How long a new socket may go without acknowledging progress in the gap (U4)."""
+    upgrade_window: float = 30.0
+    """How long the gap of an upgrade is pinned, and the `retry:` before it (L4, U10)."""
+    probe_timeout: float = 1.0
+    """How long a bound socket may be silent when somebody else asks for the session (B6)."""
+    keepalive: float = 15.0
+    """A silent connection carries something this often (C8)."""
+    session_expiry: float = 30 * 60.0
+    """How long a session lives without a connection (§8)."""
+    tombstone: float = 24 * 3600.0
+    """How long an ended session's reason is told (B4)."""
+    retry: float = 1.0
+    """The `retry:` of an ordinary event stream (C6)."""
+    max_inbox: int = 1024
+    """Accepted messages that wait for the backend; above it `limit`."""
+
+    def advertised_limits(self) -> dict[str, Any]:
+        """The `limits` object of the protocol."""
+        return {
+            "message": self.max_message_bytes,
+            "retain_events": self.retain_events,
+            "retain_bytes": self.retain_bytes,
+        }
+
+    def advertised_timers(self) -> dict[str, Any]:
+        """The `timers` object of the protocol, in seconds."""
+        return {
+            "keepalive": self.keepalive,
+            "ack_window": self.ack_window,
+            "upgrade_window": self.upgrade_window,
+            "probe_timeout": self.probe_timeout,
+            "session_expiry": self.session_expiry,
+            "retain_seconds": self.retain_seconds,
+        }

@@ -1,0 +1,78 @@
+"""The ASGI application: routes, lifespan, settings."""
+
+from __future__ import annotations
+
+from collections.abc import AsyncGenerator, Sequence
+from contextlib import asynccontextmanager
+from dataclasses import dataclass
+
+from starlette.applications import Starlette
+from starlette.routing import Route, WebSocketRoute
+
+from gapless.backends.base import BackendFactory
+from gapless.log.base import Log
+from gapless.protocol.settings import Limits
+from gapless.server.access import LOOPBACK, Access
+from gapless.server.door import SessionView
+from gapless.server.sessions import Sessions
+from gapless.server.streams import StreamView
+
+__all__ = ["Gapless", "Settings", "build"]
+
+
+@dataclass(frozen=True, slots=True)
+class Settings:
+    """How a server serves.
+
+    Attributes:
+        path: where the endpoints are mounted.
+        limits: sizes and timers (§8).
+        allowed_hosts: host names that `Host` may carry; loopback names by default.
+        allowed_origins: origins that browsers may call from; loopback ones by default.
+    """
+
+    path: str = "/mcp"
+    limits: Limits = Limits()
+    allowed_hosts: Sequence[str] = LOOPBACK
+    allowed_origins: Sequence[str] = LOOPBACK
+
+
+class Gapless(Starlette):
+    """A Starlette application that serves one MCP server's sessions.
+
+    Run it alone, or mount it in another application and enter its `lifespan` from there.
+    """
+
+    sessions: Sessions
+
+
+def build(log: Log, backends: BackendFactory, settings: Settings) -> Gapless:
+    """Assemble the application around a log and a backend."""
+    sessions = Sessions(log, backends, settings.limits)
+    access = Access(settings.allowed_hosts, settings.allowed_origins)
+    session_view, stream_view = SessionView(sessions, access), StreamView(sessions, access)
+    base = settings.path.rstrip("/")
+
+    @asynccontextmanager
+    async def lifespan(_: Starlette) -> AsyncGenerator[None]:
+        await sessions.start()
+        try:
+            yield
+        finally:
+            await sessions.close()
+
+    app = Gapless(
+        routes=[
+            Route(f"{base}/session", session_view),
+            Route(f"{base}/session/{{session}}", session_view),
+            *(
+                Route(f"{base}/session/{{session}}/{part}", session_view)
+                for part in ("messages", "events", "upgrade", "ack")
+            ),
+            WebSocketRoute(f"{base}/session/{{session}}/events", session_view),
+            Route(base or "/", stream_view),
+        ],
+        lifespan=lifespan,
+    )
+    app.sessions = sessions
+    return app

@@ -1,0 +1,421 @@
+"""The session view: /mcp/session/...: open, messages, events, upgrade, WebSocket, ack, end (§5, §6)."""
+
+from __future__ import annotations
+
+import asyncio
+import secrets
+from contextlib import suppress
+from typing import Any, Final
+
+import msgspec
+from starlette.datastructures import Headers, QueryParams
+from starlette.types import Receive, Scope, Send
+
+from gapless.errors import MalformedError, StorageError, TooLargeError
+from gapless.protocol.block import BLOCK_OVERHEAD, BlockDecoder
+from gapless.protocol.cursor import EventId, parse_cursor
+from gapless.protocol.delivery import Delivery
+from gapless.protocol.inputs import (
+    Accepted,
+    Acked,
+    Cursor,
+    Effect,
+    Ending,
+    Handshake,
+    Listen,
+    Offered,
+    Refused,
+    Serving,
+    Stated,
+    Upgrade,
+)
+from gapless.protocol.refusal import CLOSE_UNSUPPORTED_DATA, Reason, Refusal
+from gapless.protocol.session import View
+from gapless.server.access import Access
+from gapless.server.feed import feed
+from gapless.server.intake import message_input, message_number
+from gapless.server.sessions import Live, Sessions, StorageFault
+from gapless.server.wire import (
+    JSON,
+    STREAM,
+    ClientGoneError,
+    RefusedRequest,
+    accepts,
+    admit,
+    body_chunks,
+    media_type,
+    not_allowed,
+    read_body,
+    refuse,
+    respond,
+    respond_json,
+    serve_events,
+)
+
+__all__ = ["SUBPROTOCOL", "SessionView"]
+
+SUBPROTOCOL: Final = "mcp.v1"
+_ECHO: Final = b"x-mcp-resume-cursor"
+_CLOSE_WAIT: Final = 1.0
+"""Seconds that a close frame may take to be written; a stalled peer is not waited for longer."""
+_REFUSED_MOST: Final = 64
+"""Refusals that may gather for a socket that does not read them; then it closes."""
+_SMALL_BODY: Final = 16 * 1024
+
+
+class SessionView:
+    """The endpoints below `/mcp/session`, as ASGI applications."""
+
+    def __init__(self, sessions: Sessions, access: Access) -> None:
+        self._sessions = sessions
+        self._access = access
+        self._limits = sessions.limits
+
+    async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
+        """One request to `/mcp/session` or below; every refusal in §8's order leaves here."""
+        try:
+            await self._route(scope, receive, send)
+        except RefusedRequest as error:
+            await refuse(scope, receive, send, error.refusal)
+        except (StorageFault, StorageError) as error:
+            await refuse(scope, receive, send, Refusal(Reason.STORAGE, str(error)))
+        except ClientGoneError:
+            pass  # nobody is left to answer
+
+    async def _route(self, scope: Scope, receive: Receive, send: Send) -> None:
+        headers = Headers(scope=scope)
+        token: str | None = scope["path_params"].get("session")
+        last: str = scope["path"].rpartition("/")[2]
+        admit(self._sessions, self._access, headers)
+        if token is None:
+            await self._open(scope, receive, send)
+            return
+        found = await self._sessions.find(token, self._access.principal(headers))
+        if isinstance(found, Refusal):
+            raise RefusedRequest(found)
+        if found.machine.view is not View.SESSION:
+            raise RefusedRequest(found.machine.refusal(Reason.WRONG_VIEW, "this is a stream-view session").refusal)
+        over = found.machine.ended()
+        if over is not None:
+            raise RefusedRequest(over.refusal)
+        if scope["type"] == "websocket":
+            await self._socket(found, scope, receive, send)
+            return
+        handler, method = {
+            "messages": (self._messages, "POST"),
+            "events": (self._events, "GET"),
+            "upgrade": (self._upgrade, "POST"),
+            "ack": (self._ack, "POST"),
+            "": (self._end, "DELETE"),
+        }["" if last == token else last]
+        if scope["method"] != method:
+            await refuse(scope, receive, send, not_allowed(scope["method"]), {"Allow": method})
+            return
+        await handler(found, scope, receive, send)
+
+    async def _open(self, scope: Scope, receive: Receive, send: Send) -> None:
+        if scope["method"] != "POST":
+            await refuse(scope, receive, send, not_allowed(scope["method"]), {"Allow": "POST"})
+            return
+        with suppress(TooLargeError):  # the body says nothing so far; whatever is in it is ignored
+            await read_body(receive, _SMALL_BODY)
+        headers = Headers(scope=scope)
+        token, live = await self._sessions.open(View.SESSION, self._access.principal(headers))
+        events = f"{scope['path'].rstrip('/')}/{token}/events"
+        body = {
+            "session": token,
+            "events": events,
+            "cursor": str(EventId(0, 0, live.machine.outbox.floor_link)),
+            "durability": live.machine.durability,
+            "limits": self._limits.advertised_limits(),
+            "timers": self._limits.advertised_timers(),
+            "received": 0,
+        }
+        location = f"{scope['path'].rstrip('/')}/{token}"
+        await respond_json(send, 201, body, {"Mcp-Session-Id": token, "Location": location})
+
+    # Messages ------------------------------------------------------------------------------------
+
+    async def _messages(self, live: Live, scope: Scope, receive: Receive, send: Send) -> None:
+        headers = Headers(scope=scope)
+        process = _process(scope, headers)
+        kind = media_type(headers)
+        if kind == STREAM:
+            effect = await self._several(live, process, receive)
+        elif kind == JSON:
+            effect = await self._one(live, process, headers, receive)
+        else:
+            raise RefusedRequest(
+                live.machine.refusal(Reason.UNSUPPORTED_MEDIA_TYPE, f"send {JSON} or {STREAM}").refusal
+            )
+        if isinstance(effect, Refused):
+            raise RefusedRequest(effect.refusal)
+        await respond_json(send, 202, {"received": live.machine.inbox.durable})
+
+    async def _one(self, live: Live, process: str | None, headers: Headers, receive: Receive) -> Effect:
+        limit = self._limits.max_message_bytes
+        try:
+            data = await read_body(receive, limit + BLOCK_OVERHEAD)
+        except TooLargeError as error:
+            # Not read whole, so it uses no number: the client sends a placeholder (L6).
+            return live.machine.refusal(Reason.TOO_LARGE, str(error))
+        number = message_number(headers.get("mcp-message-number"))
+        return await self._take(live, process, number, data)
+
+    async def _several(self, live: Live, process: str | None, receive: Receive) -> Effect:
+        """Blocks in one body, taken one by one up to the first refusal (L6)."""
+        decoder = BlockDecoder(self._limits.max_message_bytes + BLOCK_OVERHEAD)
+        effect: Effect | None = None
+        try:
+            async for chunk in body_chunks(receive):
+                for block in decoder.feed(chunk):
+                    if block.event != "message":
+                        continue
+                    effect = await self._take(live, process, message_number(block.id), block.data or b"")
+                    if isinstance(effect, Refused):
+                        return effect
+        except TooLargeError as error:
+            return live.machine.refusal(Reason.TOO_LARGE, str(error))
+        except MalformedError as error:
+            return live.machine.refusal(Reason.MALFORMED, str(error))
+        return effect or live.machine.refusal(Reason.MALFORMED, "the body holds no message block")
+
+    async def _take(self, live: Live, process: str | None, number: int | None, data: bytes) -> Effect:
+        if live.crowded:
+            return live.machine.refusal(Reason.LIMIT, "the MCP server is behind with what it was sent")
+        known = None if number is None else await live.known(number)
+        limit = self._limits.max_message_bytes
+        effects = await live.put(message_input(data, limit, number=number, process=process, known=known))
+        return next(e for e in effects if isinstance(e, Refused | Accepted))
+
+    # Event streams ---------------------------------------------------------------------------------
+
+    async def _events(self, live: Live, scope: Scope, receive: Receive, send: Send) -> None:
+        headers, query = Headers(scope=scope), QueryParams(scope["query_string"])
+        if not accepts(headers, STREAM):
+            raise RefusedRequest(live.machine.refusal(Reason.NOT_ACCEPTABLE, f"accept {STREAM}").refusal)
+        stated = headers.get("last-event-id")
+        cursor = None if stated is None else await self._cursor(live, stated)
+        if "ticket" in query or "sec-websocket-key" in headers:
+            text = "this was a WebSocket handshake when it was sent: something on the way eats upgrades"
+            raise RefusedRequest(live.machine.refusal(Reason.UPGRADE_UNAVAILABLE, text).refusal)  # U6
+        match _answer(await live.ask(Listen(live.connection(), cursor))):
+            case Serving(delivery):
+                await serve_events(live, delivery, receive, send)
+            case Ending(block):
+                await respond(send, 200, block, {"Content-Type": STREAM})
+            case Refused(refusal):
+                raise RefusedRequest(refusal)
+            case other:
+                raise AssertionError(other)
+
+    async def _cursor(self, live: Live, text: str) -> Cursor:
+        try:
+            return await live.cursor(parse_cursor(text))
+        except MalformedError as error:
+            raise RefusedRequest(live.machine.refusal(Reason.MALFORMED, str(error)).refusal) from None
+
+    async def _ack(self, live: Live, scope: Scope, receive: Receive, send: Send) -> None:
+        body = await self._json(live, scope, receive)
+        cursor = await self._cursor(live, _string(body, "cursor"))
+        match _answer(await live.put(Acked(cursor))):
+            case Stated(ack):
+                await respond_json(send, 200, {"ack": ack})
+            case Refused(refusal):
+                raise RefusedRequest(refusal)
+            case other:
+                raise AssertionError(other)
+
+    async def _end(self, live: Live, scope: Scope, receive: Receive, send: Send) -> None:
+        for effect in await live.end(Reason.SESSION_ENDED):
+            if isinstance(effect, Refused):
+                raise RefusedRequest(effect.refusal)
+        await respond(send, 204, b"")
+
+    async def _json(self, live: Live, scope: Scope, receive: Receive) -> dict[str, Any]:
+        if media_type(Headers(scope=scope)) != JSON:
+            raise RefusedRequest(live.machine.refusal(Reason.UNSUPPORTED_MEDIA_TYPE, f"send {JSON}").refusal)
+        try:
+            return msgspec.json.decode(await read_body(receive, _SMALL_BODY), type=dict[str, Any])
+        except TooLargeError as error:
+            raise RefusedRequest(live.machine.refusal(Reason.TOO_LARGE, str(error)).refusal) from None
+        except (msgspec.DecodeError, UnicodeDecodeError, RecursionError) as error:
+            raise RefusedRequest(live.machine.refusal(Reason.MALFORMED, str(error)).refusal) from None
+
+    # The door --------------------------------------------------------------------------------------
+
+    async def _upgrade(self, live: Live, scope: Scope, receive: Receive, send: Send) -> None:
+        body = await self._json(live, scope, receive)
+        stated, nonce = _string(body, "cursor"), _string(body, "negotiation")
+        if not nonce or len(nonce) > 128:
+            text = "an upgrade names its negotiation: a nonce of 1 to 128 characters"
+            raise RefusedRequest(live.machine.refusal(Reason.MALFORMED, text).refusal)
+        try:
+            position = parse_cursor(stated)
+        except MalformedError as error:
+            raise RefusedRequest(live.machine.refusal(Reason.MALFORMED, str(error)).refusal) from None
+        if body.get("protocol") != SUBPROTOCOL:
+            text = f"the only protocol to upgrade to is {SUBPROTOCOL}"
+            raise RefusedRequest(live.machine.refusal(Reason.UPGRADE_UNAVAILABLE, text).refusal)
+        cursor = await live.cursor(position)
+        ticket = secrets.token_urlsafe(24)
+        match _answer(await live.ask(Upgrade(cursor, nonce, ticket, _events_url(scope)))):
+            case Offered(event, negotiation, shown, url):
+                offer = {"event": event, "negotiation": negotiation, "ticket": shown, "url": url}
+                await respond_json(send, 200, offer)
+            case Refused(refusal):
+                raise RefusedRequest(refusal)
+            case other:
+                raise AssertionError(other)
+
+    async def _socket(self, live: Live, scope: Scope, receive: Receive, send: Send) -> None:
+        headers, query = Headers(scope=scope), QueryParams(scope["query_string"])
+        await receive()  # websocket.connect
+        stated = query.get("cursor") or headers.get("last-event-id")
+        if stated is None:
+            text = "a handshake states the client's own cursor: Last-Event-ID, or cursor= in the query"
+            raise RefusedRequest(live.machine.refusal(Reason.MALFORMED, text).refusal)
+        cursor = await self._cursor(live, stated)
+        if SUBPROTOCOL not in scope.get("subprotocols", ()):
+            text = f"offer the subprotocol {SUBPROTOCOL}"
+            raise RefusedRequest(live.machine.refusal(Reason.UPGRADE_UNAVAILABLE, text).refusal)
+        asked = Handshake(
+            live.connection(), cursor, query.get("ticket"), secrets.token_urlsafe(12), scope["path"]
+        )
+        match _answer(await live.ask(asked)):
+            case Serving(delivery, committed):
+                await self._bound(live, delivery, committed, _process(scope, headers), receive, send)
+            case Refused(refusal):
+                raise RefusedRequest(refusal)
+            case other:
+                raise AssertionError(other)
+
+    async def _bound(
+        self,
+        live: Live,
+        delivery: Delivery,
+        committed: int,
+        process: str | None,
+        receive: Receive,
+        send: Send,
+    ) -> None:
+        """A bound socket: one loop writes, one reads; the first to finish ends both."""
+        wake = live.attach(delivery.connection, lambda: writer.cancel())
+
+        async def write(control: bytes, data: bytes) -> None:
+            # The echo is a frame of its own, and first: nothing precedes it (U2).
+            for part in (control, data):
+                if part:
+                    await send({"type": "websocket.send", "text": part.decode()})
+
+        async def deliver() -> int:
+            await send(
+                {
+                    "type": "websocket.accept",
+                    "subprotocol": SUBPROTOCOL,
+                    "headers": [(_ECHO, b"%d" % committed)],
+                }
+            )
+            try:
+                return (await feed(live, delivery, wake, write)).code
+            except StorageError:
+                return Refusal(Reason.STORAGE, "").row.close or 1013
+
+        writer = asyncio.create_task(deliver())
+        reader = asyncio.create_task(self._read(live, delivery, process, receive))
+        try:
+            await asyncio.wait({writer, reader}, return_when=asyncio.FIRST_COMPLETED)
+            code = None if not writer.done() or writer.cancelled() else writer.result()
+            if code is None and reader.done():
+                code = reader.result()
+            if code is not None:
+                writer.cancel()
+                with suppress(TimeoutError):
+                    async with asyncio.timeout(_CLOSE_WAIT):
+                        await send({"type": "websocket.close", "code": code})
+        finally:
+            live.detach(delivery.connection)
+            for task in (writer, reader):
+                task.cancel()
+            await asyncio.gather(writer, reader, return_exceptions=True)
+
+    async def _read(self, live: Live, delivery: Delivery, process: str | None, receive: Receive) -> int | None:
+        """Read a socket until it goes (`None`) or must be closed (the code)."""
+        while True:
+            message = await receive()
+            if message["type"] == "websocket.disconnect":
+                return None
+            live.heard(delivery.connection)
+            text = message.get("text")
+            if text is None:
+                return CLOSE_UNSUPPORTED_DATA  # W5: binary
+            decoder = BlockDecoder(self._limits.max_message_bytes + BLOCK_OVERHEAD)
+            try:
+                blocks = decoder.feed(text.encode())
+            except TooLargeError:
+                return Refusal(Reason.TOO_LARGE, "").row.close
+            except MalformedError:
+                return Refusal(Reason.MALFORMED, "").row.close
+            if decoder.pending:
+                return Refusal(Reason.MALFORMED, "").row.close  # a frame holds whole blocks (W1)
+            for block in blocks:
+                if block.event == "message":
+                    await self._take_framed(live, delivery, process, block.id, block.data or b"")
+                elif block.event == "cursor-ack":
+                    code = await self._take_ack(live, delivery, block.data or b"")
+                    if code is not None:
+                        return code
+            if len(delivery.refused) > _REFUSED_MOST:
+                return Refusal(Reason.LIMIT, "").row.close
+
+    async def _take_framed(
+        self, live: Live, delivery: Delivery, process: str | None, id: str | None, data: bytes
+    ) -> None:
+        await live.uncrowded()
+        number = message_number(id)
+        known = None
+        if number is not None:
+            with suppress(StorageFault):
+                known = await live.known(number)
+        limit = self._limits.max_message_bytes
+        # `received` is stated by the writer once it is durable; nobody waits for that here.
+        live.offer(
+            message_input(
+                data, limit, number=number, process=process, known=known, connection=delivery.connection
+            )
+        )
+
+    async def _take_ack(self, live: Live, delivery: Delivery, data: bytes) -> int | None:
+        malformed = Refusal(Reason.MALFORMED, "").row.close
+        try:
+            body = msgspec.json.decode(data, type=dict[str, Any])
+            stated = parse_cursor(_string(body, "cursor"))
+        except (msgspec.DecodeError, UnicodeDecodeError, RecursionError, MalformedError, RefusedRequest):
+            return malformed
+        cursor = await live.cursor(stated)
+        live.offer(Acked(cursor, delivery.connection))
+        return None
+
+
+def _answer(effects: list[Effect]) -> Effect:
+    """The one effect that answers the request."""
+    (effect,) = effects
+    return effect
+
+
+def _process(scope: Scope, headers: Headers) -> str | None:
+    """The client process behind a request (L6): a header, or, for browsers, a query parameter."""
+    name = headers.get("mcp-client") or QueryParams(scope["query_string"]).get("client")
+    return name if name and len(name) <= 128 else None
+
+
+def _events_url(scope: Scope) -> str:
+    path: str = scope["path"]
+    return path.rpartition("/")[0] + "/events"
+
+
+def _string(body: dict[str, Any], name: str) -> str:
+    value = body.get(name)
+    if not isinstance(value, str):
+        raise RefusedRequest(Refusal(Reason.MALFORMED, f"the body has no {name!r}"))
+    return value

@@ -1,0 +1,187 @@
+"""The stream view: POST, GET and DELETE /mcp, as standard Streamable HTTP clients know it (§7)."""
+
+from __future__ import annotations
+
+from typing import Final
+
+from starlette.datastructures import Headers
+from starlette.types import Receive, Scope, Send
+
+from gapless.errors import MalformedError, StorageError, TooLargeError
+from gapless.protocol.block import BLOCK_OVERHEAD
+from gapless.protocol.cursor import parse_cursor
+from gapless.protocol.inputs import Accepted, Listen, Message, Refused, Serving
+from gapless.protocol.jsonrpc import Kind, error_response
+from gapless.protocol.refusal import Reason, Refusal
+from gapless.protocol.revisions import STREAM_VIEW, primes, requested_revision, unsupported_version
+from gapless.protocol.session import View
+from gapless.server.access import Access
+from gapless.server.intake import message_input
+from gapless.server.sessions import Live, Sessions, StorageFault
+from gapless.server.wire import (
+    JSON,
+    STREAM,
+    ClientGoneError,
+    RefusedRequest,
+    accepts,
+    admit,
+    media_type,
+    not_allowed,
+    read_body,
+    refuse,
+    respond,
+    serve_events,
+)
+
+__all__ = ["StreamView"]
+
+_ALLOW: Final = "GET, POST, DELETE"
+_SESSION: Final = "mcp-session-id"
+_REVISION: Final = "mcp-protocol-version"
+
+
+class StreamView:
+    """The endpoint `/mcp`, as an ASGI application."""
+
+    def __init__(self, sessions: Sessions, access: Access) -> None:
+        self._sessions = sessions
+        self._access = access
+        self._limits = sessions.limits
+
+    async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
+        """One request to `/mcp`; every refusal in §8's order leaves here."""
+        try:
+            await self._route(scope, receive, send)
+        except RefusedRequest as error:
+            allow = {"Allow": _ALLOW} if error.refusal.reason is Reason.METHOD_NOT_ALLOWED else None
+            await refuse(scope, receive, send, error.refusal, allow)
+        except (StorageFault, StorageError) as error:
+            await refuse(scope, receive, send, Refusal(Reason.STORAGE, str(error)))
+        except ClientGoneError:
+            pass  # nobody is left to answer
+
+    async def _route(self, scope: Scope, receive: Receive, send: Send) -> None:
+        headers = Headers(scope=scope)
+        admit(self._sessions, self._access, headers)
+        live = await self._find(headers) if _SESSION in headers else None
+        match scope["method"]:
+            case "POST":
+                await self._post(live, headers, receive, send)
+            case "GET":
+                await self._get(self._need(live), headers, receive, send)
+            case "DELETE":
+                await self._need(live).end(Reason.SESSION_ENDED)
+                await respond(send, 204, b"")
+            case method:
+                raise RefusedRequest(not_allowed(method))
+
+    async def _find(self, headers: Headers) -> Live:
+        found = await self._sessions.find(headers[_SESSION], self._access.principal(headers))
+        if isinstance(found, Refusal):
+            raise RefusedRequest(found)
+        if found.machine.view is not View.STREAM:
+            text = "this session was opened at /mcp/session: use its endpoints"
+            raise RefusedRequest(found.machine.refusal(Reason.WRONG_VIEW, text).refusal)
+        over = found.machine.ended()
+        if over is not None:
+            raise RefusedRequest(over.refusal)
+        return found
+
+    def _need(self, live: Live | None) -> Live:
+        if live is None:
+            raise RefusedRequest(Refusal(Reason.MALFORMED, "Mcp-Session-Id is missing: initialize first"))
+        return live
+
+    async def _post(self, live: Live | None, headers: Headers, receive: Receive, send: Send) -> None:
+        if not accepts(headers, JSON, STREAM):
+            raise RefusedRequest(Refusal(Reason.NOT_ACCEPTABLE, f"accept {JSON} and {STREAM}"))
+        if media_type(headers) != JSON:
+            raise RefusedRequest(Refusal(Reason.UNSUPPORTED_MEDIA_TYPE, f"send {JSON}"))
+        limit = self._limits.max_message_bytes
+        try:
+            data = await read_body(receive, limit + BLOCK_OVERHEAD)
+        except TooLargeError as error:
+            raise RefusedRequest(Refusal(Reason.TOO_LARGE, str(error))) from None
+        looked = message_input(data, limit)
+        if await self._unspoken(headers, looked, send):
+            return
+        if looked.problem is not None:
+            request = looked.problem.request
+            refusal = Refusal(looked.problem.reason, looked.problem.message)
+            await _refuse_under(send, refusal, None if request is None else request.id)
+            return
+        revision = headers.get(_REVISION)
+        assert looked.envelope is not None
+        if live is None and looked.envelope.method == "initialize" and looked.envelope.kind is Kind.REQUEST:
+            revision = requested_revision(looked.data)
+            token, live = await self._sessions.open(View.STREAM, self._access.principal(headers))
+        else:
+            live, token = self._need(live), headers[_SESSION]
+        if live.crowded:
+            raise RefusedRequest(live.machine.refusal(Reason.LIMIT, "the MCP server is behind").refusal)
+        await self._take(live, token, looked, primes(revision), receive, send)
+
+    async def _unspoken(self, headers: Headers, looked: Message, send: Send) -> bool:
+        """M7: a revision that this endpoint does not speak gets that revision's own error."""
+        revision = headers.get(_REVISION)
+        if revision is None or revision in STREAM_VIEW:
+            return False
+        id = None if looked.envelope is None else looked.envelope.id
+        await respond(send, 400, unsupported_version(id, revision))
+        return True
+
+    async def _take(
+        self, live: Live, token: str, looked: Message, primed: bool, receive: Receive, send: Send
+    ) -> None:
+        connection = live.connection()
+        message = Message(looked.data, looked.digest, looked.envelope, answer_on=connection, primed=primed)
+        answered = {"Mcp-Session-Id": token}
+        for effect in await live.put(message):
+            match effect:
+                case Serving(delivery):
+                    await serve_events(live, delivery, receive, send, answered)
+                case Accepted():
+                    await respond(send, 202, b"", answered)
+                case Refused(refusal):
+                    assert looked.envelope is not None
+                    await _refuse_under(send, refusal, looked.envelope.id)
+                case _:
+                    pass
+
+    async def _get(self, live: Live, headers: Headers, receive: Receive, send: Send) -> None:
+        if not accepts(headers, STREAM):
+            raise RefusedRequest(live.machine.refusal(Reason.NOT_ACCEPTABLE, f"accept {STREAM}").refusal)
+        primed = primes(headers.get(_REVISION))
+        stated = headers.get("last-event-id")
+        if stated is None:
+            listen = await self._standalone(live, primed)
+        else:
+            try:
+                cursor = await live.cursor(parse_cursor(stated))
+            except MalformedError as error:
+                raise RefusedRequest(live.machine.refusal(Reason.MALFORMED, str(error)).refusal) from None
+            listen = Listen(live.connection(), cursor, primed=primed)
+        (effect,) = await live.put(listen)
+        match effect:
+            case Serving(delivery):
+                token = headers[_SESSION]
+                await serve_events(live, delivery, receive, send, {"Mcp-Session-Id": token})
+            case Refused(refusal):
+                raise RefusedRequest(refusal)
+            case other:
+                raise AssertionError(other)
+
+    async def _standalone(self, live: Live, primed: bool) -> Listen:
+        """M3: without a cursor the standalone stream goes on from where its client said it was."""
+        while True:
+            at = live.machine.standalone_position
+            held = await live.log.link(live.key, at)
+            if at == live.machine.standalone_position:
+                return Listen(live.connection(), None, held, primed=primed)
+
+
+async def _refuse_under(send: Send, refusal: Refusal, id: int | str | None) -> None:
+    """A refusal as the error of the request it refuses (M6)."""
+    error = refusal.error()
+    body = error_response(id, error["code"], error["message"], error["data"])
+    await respond(send, refusal.row.status, body)

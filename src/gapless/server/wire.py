@@ -1,0 +1,193 @@
+"""HTTP and ASGI details that both views share: bodies, responses, refusals, event streams."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import AsyncIterator, Mapping
+from contextlib import suppress
+from typing import Any, Final
+
+import msgspec
+from starlette.datastructures import Headers
+from starlette.types import Receive, Scope, Send
+
+from gapless.errors import StorageError, TooLargeError
+from gapless.protocol.delivery import Delivery
+from gapless.protocol.refusal import Reason, Refusal
+from gapless.server.feed import feed
+from gapless.server.access import Access
+from gapless.server.sessions import Live, Sessions
+
+__all__ = [
+    "JSON",
+    "STREAM",
+    "ClientGoneError",
+    "RefusedRequest",
+    "accepts",
+    "admit",
+    "body_chunks",
+    "media_type",
+    "not_allowed",
+    "read_body",
+    "refuse",
+    "respond",
+    "respond_json",
+    "serve_events",
+]
+
+JSON: Final = "application/json"
+STREAM: Final = "text/event-stream"
+
+_PRIVATE: Final = ((b"cache-control", b"no-store"), (b"referrer-policy", b"no-referrer"))
+_STREAMED: Final = (
+    (b"cache-control", b"no-store, no-transform"),
+    (b"referrer-policy", b"no-referrer"),
+    (b"x-accel-buffering", b"no"),
+    (b"content-type", STREAM.encode()),
+)
+
+
+class RefusedRequest(Exception):
+    """Carries a refusal from where it is found to where it is sent."""
+
+    def __init__(self, refusal: Refusal) -> None:
+        super().__init__(refusal.message)
+        self.refusal = refusal
+
+
+class ClientGoneError(Exception):
+    """The client hung up before its request was whole."""
+
+
+def admit(sessions: Sessions, access: Access, headers: Headers) -> None:
+    """Host, Origin, limits, in that order (§8).
+
+    Raises:
+        RefusedRequest: the first that is not met.
+    """
+    refusal = access.check(headers)
+    if refusal is not None:
+        raise RefusedRequest(refusal)
+    if sessions.draining:
+        raise RefusedRequest(Refusal(Reason.LIMIT, "the server is shutting down"))
+
+
+def not_allowed(method: str) -> Refusal:
+    """405; send it with `Allow`."""
+    return Refusal(Reason.METHOD_NOT_ALLOWED, f"{method} is not for this endpoint")
+
+
+def media_type(headers: Headers) -> str:
+    """The request's content type, without parameters, lower case."""
+    return headers.get("content-type", "").partition(";")[0].strip().lower()
+
+
+def accepts(headers: Headers, *types: str) -> bool:
+    """Whether `Accept` admits every one of `types`; an absent header admits all."""
+    accept = headers.get("accept")
+    if accept is None:
+        return True
+    named = {part.partition(";")[0].strip().lower() for part in accept.split(",")}
+    return all(t in named or "*/*" in named or t.partition("/")[0] + "/*" in named for t in types)
+
+
+async def body_chunks(receive: Receive) -> AsyncIterator[bytes]:
+    """The request's body as it comes.
+
+    Raises:
+        ClientGoneError: it ended early.
+    """
+    more = True
+    while more:
+        message = await receive()
+        if message["type"] == "http.disconnect":
+            raise ClientGoneError
+        more = message.get("more_body", False)
+        chunk: bytes = message.get("body", b"")
+        if chunk:
+            yield chunk
+
+
+async def read_body(receive: Receive, limit: int) -> bytes:
+    """The whole body, up to `limit` bytes.
+
+    Raises:
+        TooLargeError: it is longer; the rest is not read. ClientGoneError: it ended early.
+    """
+    parts: list[bytes] = []
+    size = 0
+    async for chunk in body_chunks(receive):
+        size += len(chunk)
+        if size > limit:
+            raise TooLargeError(f"the body is larger than {limit} bytes")
+        parts.append(chunk)
+    return b"".join(parts)
+
+
+async def respond(
+    send: Send, status: int, body: bytes, headers: Mapping[str, str] | None = None, *, kind: str = "http.response"
+) -> None:
+    """Send one whole response; `kind` is `websocket.http.response` for a denial."""
+    raw = [*_PRIVATE, (b"content-length", b"%d" % len(body))]
+    if body:
+        raw.append((b"content-type", JSON.encode()))
+    raw += [(name.lower().encode(), value.encode()) for name, value in (headers or {}).items()]
+    await send({"type": f"{kind}.start", "status": status, "headers": raw})
+    await send({"type": f"{kind}.body", "body": body})
+
+
+async def respond_json(send: Send, status: int, value: Any, headers: Mapping[str, str] | None = None) -> None:
+    """Send a JSON response."""
+    await respond(send, status, msgspec.json.encode(value), headers)
+
+
+async def refuse(
+    scope: Scope, receive: Receive, send: Send, refusal: Refusal, headers: Mapping[str, str] | None = None
+) -> None:
+    """Refuse a request, or a handshake by its denial response (§8)."""
+    extra = dict(headers or {})
+    if refusal.reason is Reason.UPGRADE_UNAVAILABLE:
+        extra |= {"Upgrade": "websocket", "Sec-WebSocket-Protocol": "mcp.v1"}  # U6
+    if refusal.row.status == 503:
+        extra.setdefault("Retry-After", "1")
+    if scope["type"] == "http":
+        await respond(send, refusal.row.status, refusal.body(), extra)
+        return
+    if "websocket.http.response" in scope.get("extensions", {}):
+        await respond(send, refusal.row.status, refusal.body(), extra, kind="websocket.http.response")
+    else:
+        await send({"type": "websocket.close", "code": refusal.row.close or 1008, "reason": refusal.reason.value})
+    while (await receive())["type"] != "websocket.disconnect":
+        pass  # servers log an error if the application leaves before the peer has
+
+
+async def serve_events(
+    live: Live, delivery: Delivery, receive: Receive, send: Send, headers: Mapping[str, str] | None = None
+) -> None:
+    """Answer with an event stream: headers at once, then the loop, until it ends or the client goes."""
+    wake = live.attach(delivery.connection, lambda: delivering.cancel())
+
+    async def write(control: bytes, data: bytes) -> None:
+        await send({"type": "http.response.body", "body": control + data, "more_body": True})
+
+    async def deliver() -> None:
+        raw = [*_STREAMED, *((name.lower().encode(), value.encode()) for name, value in (headers or {}).items())]
+        await send({"type": "http.response.start", "status": 200, "headers": raw})
+        with suppress(StorageError):  # the stream ends; its client resumes, and is told `storage`
+            await feed(live, delivery, wake, write)
+        await send({"type": "http.response.body", "body": b"", "more_body": False})
+
+    async def watch() -> None:
+        while (await receive())["type"] != "http.disconnect":
+            pass
+
+    delivering, watching = asyncio.create_task(deliver()), asyncio.create_task(watch())
+    try:
+        await asyncio.wait({delivering, watching}, return_when=asyncio.FIRST_COMPLETED)
+        if delivering.done() and not delivering.cancelled():
+            delivering.result()
+    finally:
+        live.detach(delivery.connection)
+        delivering.cancel()
+        watching.cancel()
+        await asyncio.gather(delivering, watching, return_exceptions=True)

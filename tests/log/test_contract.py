@@ -1,0 +1,614 @@
+"""What `gapless.log.base` promises, asked of every store alike.
+
+A new store joins by its name in `STORES`.
+"""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import AsyncIterator, Callable, Coroutine
+from dataclasses import dataclass, field, replace
+from hashlib import sha256
+from itertools import count
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from gapless.errors import ConflictError, UsageError
+from gapless.log.base import BelowFloorError, Digest, Entry, Log, SessionKey, Stored, Write
+from gapless.log.memory import MemoryLog
+from gapless.log.sqlite import SqliteLog
+from gapless.protocol.block import encode_event
+from gapless.protocol.cursor import MAX_SEQ, EventId, Link, link_after
+
+Clock = Callable[[], float]
+
+STORES: dict[str, Callable[[Path, Clock], Log]] = {
+    "memory": lambda _, clock: MemoryLog(clock=clock),
+    "sqlite": lambda path, clock: SqliteLog(path / "log.db", synchronous="off", clock=clock),
+    "sqlite, no cache": lambda path, clock: SqliteLog(
+        path / "log.db", synchronous="off", cache_bytes=0, clock=clock
+    ),
+}
+
+PLENTY = 2**30
+
+
+@pytest.fixture(params=STORES)
+async def log(request: pytest.FixtureRequest, tmp_path: Path) -> AsyncIterator[Log]:
+    ticks = count(1000)
+    log = STORES[request.param](tmp_path, lambda: float(next(ticks)))
+    await log.start()
+    yield log
+    await log.close()
+
+
+def key(name: str) -> SessionKey:
+    return SessionKey(sha256(name.encode()).digest())
+
+
+def entry(number: int, data: bytes = b'{"id":1}') -> Entry:
+    return Entry(number, Digest(sha256(data).digest()[:16]), data)
+
+
+@dataclass
+class Session:
+    """One session as its owner sees it: every block and link it has ever written."""
+
+    log: Log
+    key: SessionKey
+    blocks: list[bytes] = field(default_factory=list[bytes])
+    links: list[Link] = field(default_factory=list[Link])
+
+    @classmethod
+    async def open(cls, log: Log, name: str = "session") -> Session:
+        session = cls(log, key(name), links=[Link(sha256(name.encode()).digest()[:8])])
+        await log.create(session.key, b"new", session.links[0])
+        return session
+
+    def write(self, events: int = 0, **more: Any) -> Write:
+        """The next write, not yet committed: `events` new events of various sizes."""
+        expect = len(self.blocks)
+        for seq in range(expect + 1, expect + events + 1):
+            data = b'{"n":%d,"x":"%s"}' % (seq, b"x" * (seq * 7 % 40))
+            kind = "message" if seq % 5 else "upgrade-accepted"
+            self.links.append(link_after(self.links[-1], seq % 3, kind, data))
+            self.blocks.append(encode_event(EventId(seq, seq % 3, self.links[-1]), kind, data))
+        if "floor" in more:
+            more["floor_link"] = self.links[more["floor"]]
+        segment = b"".join(self.blocks[expect:])
+        return Write(expect, segment, expect + events, self.links[-1], **more)
+
+    async def commit(self, events: int = 0, **more: Any) -> None:
+        await self.log.commit(self.key, self.write(events, **more))
+
+    async def read(self, after: int = 0, upto: int = MAX_SEQ, limit: int = PLENTY) -> tuple[bytes, int]:
+        return await self.log.read(self.key, after, upto, limit)
+
+    async def link(self, seq: int) -> Link | None:
+        return await self.log.link(self.key, seq)
+
+    async def state(self) -> tuple[Stored, tuple[bytes, int], tuple[Entry, ...], list[Link | None]]:
+        """All that the log tells of the session."""
+        stored = await self.log.load(self.key)
+        assert stored is not None
+        return (
+            stored,
+            await self.read(after=stored.floor),
+            await self.log.entries(self.key, 0, 1000),
+            [await self.link(seq) for seq in range(stored.committed + 2)],
+        )
+
+    def expected(self, after: int, upto: int, limit: int) -> tuple[bytes, int]:
+        """What a read has to return, by the plainest means."""
+        data, last = b"", after
+        for block in self.blocks[after:upto]:
+            if data and len(data) + len(block) > limit:
+                break
+            data, last = data + block, last + 1
+        return data, last
+
+
+# --- Opening --------------------------------------------------------------------------------
+
+
+async def test_a_new_session_is_empty_and_has_its_link(log: Log) -> None:
+    session = await Session.open(log)
+    stored = await log.load(session.key)
+    assert stored is not None
+    assert (stored.key, stored.record) == (session.key, b"new")
+    assert (stored.committed, stored.floor, stored.received, stored.dispatched, stored.fence) == (0,) * 5
+    assert stored.link == stored.floor_link == await session.link(0) == session.links[0]
+    assert stored.created == stored.updated == 1000
+    assert await session.read() == (b"", 0)
+    assert await log.entries(session.key, 0, 10) == ()
+
+
+async def test_a_session_is_created_once(log: Log) -> None:
+    session = await Session.open(log)
+    before = await session.state()
+    with pytest.raises(ConflictError):
+        await log.create(session.key, b"other", Link(b"87654321"))
+    assert await session.state() == before
+
+
+async def test_of_two_that_create_the_same_session_at_once_one_succeeds(log: Log) -> None:
+    outcomes = await asyncio.gather(
+        *(log.create(key("one"), b"%d" % number, Link(b"12345678")) for number in range(2)),
+        return_exceptions=True,
+    )
+    assert sorted(map(type, outcomes), key=str) == [type(None), ConflictError]
+    stored = await log.load(key("one"))
+    assert stored is not None
+    assert stored.record == b"%d" % outcomes.index(None)
+
+
+async def test_an_unknown_session_has_nothing(log: Log) -> None:
+    unknown = key("unknown")
+    assert await log.load(unknown) is None
+    assert await log.link(unknown, 0) is None
+    assert await log.digest(unknown, 1) is None
+    assert await log.entries(unknown, 0, 10) == ()
+    assert await log.read(unknown, 3, 10, PLENTY) == (b"", 3)
+    assert await log.sessions() == ()
+
+
+async def test_closing_twice_is_no_error(log: Log) -> None:
+    await log.close()
+    await log.close()
+
+
+# --- Committing -----------------------------------------------------------------------------
+
+
+async def test_a_write_is_there_in_full_when_its_commit_returns(log: Log) -> None:
+    session = await Session.open(log)
+    entries = (entry(1, b"one"), entry(2, b""))
+    await session.commit(3, entries=entries, dispatched=1, record=b"state", floor=1)
+    stored = await log.load(session.key)
+    assert stored is not None
+    assert (stored.committed, stored.link) == (3, session.links[3])
+    assert (stored.floor, stored.floor_link) == (1, session.links[1])
+    assert (stored.received, stored.dispatched, stored.record) == (2, 1, b"state")
+    assert (stored.created, stored.updated) == (1000, 1001)
+    assert await session.read(after=1) == (b"".join(session.blocks[1:]), 3)
+    assert [await session.link(seq) for seq in range(5)] == [None, *session.links[1:], None]
+    assert await log.entries(session.key, 0, 10) == entries
+    assert await log.digest(session.key, 2) == entries[1].digest
+    assert await log.digest(session.key, 3) is None
+    assert await log.digest(session.key, 0) is None
+
+
+async def test_a_write_changes_only_what_it_names(log: Log) -> None:
+    session = await Session.open(log)
+    await session.commit(4, entries=(entry(1),), dispatched=1, record=b"state", floor=2)
+    first = await log.load(session.key)
+    assert first is not None
+    await session.commit(record=b"other")
+    await session.commit(dispatched=0)
+    assert await log.load(session.key) == replace(first, record=b"other", dispatched=0, updated=1003)
+    await session.commit(entries=(entry(2),))
+    assert await log.load(session.key) == replace(
+        first, record=b"other", dispatched=0, received=2, updated=1004
+    )
+
+
+async def test_writes_follow_each_other(log: Log) -> None:
+    session = await Session.open(log)
+    for events in (1, 3, 0, 2):
+        await session.commit(events, record=b"%d" % events)
+    stored = await log.load(session.key)
+    assert stored is not None
+    assert (stored.committed, stored.record) == (6, b"2")
+    assert await session.read() == (b"".join(session.blocks), 6)
+
+
+async def test_a_write_that_expects_another_committed_changes_nothing(log: Log) -> None:
+    session = await Session.open(log)
+    await session.commit(2)
+    before = await session.state()
+    for expect in (0, 1, 3):
+        write = session.write(1, entries=(entry(1),), dispatched=1, record=b"no", floor=1)
+        session.blocks.pop()
+        session.links.pop()
+        with pytest.raises(ConflictError, match=f"at event 2 .* follows event {expect}"):
+            await log.commit(session.key, replace(write, expect=expect, last=expect + 1))
+        with pytest.raises(ConflictError):
+            await log.commit(session.key, Write(expect, b"", expect, session.links[-1], record=b"no"))
+    assert await session.state() == before
+
+
+async def test_a_write_whose_messages_do_not_follow_changes_nothing(log: Log) -> None:
+    session = await Session.open(log)
+    await session.commit(1, entries=(entry(1), entry(2)))
+    before = await session.state()
+    write = replace(session.write(1, record=b"no"), link=Link(b"another!"))
+    for entries in ((entry(4),), (entry(2), entry(3)), (entry(2, b"another"),)):
+        with pytest.raises(ConflictError):
+            await log.commit(session.key, replace(write, entries=entries))
+        with pytest.raises(ConflictError):
+            await log.commit(session.key, Write(1, b"", 1, session.links[1], entries=entries))
+    assert await session.state() == before
+
+
+async def test_a_write_to_an_unknown_session_is_refused(log: Log) -> None:
+    session = Session(log, key("unknown"), links=[Link(b"12345678")])
+    with pytest.raises(ConflictError, match="no such session"):
+        await session.commit(1)
+    assert await log.load(session.key) is None
+
+
+async def test_a_write_of_many_events_and_messages_is_one_step(log: Log) -> None:
+    session = await Session.open(log)
+    entries = tuple(entry(number, b"%d" % number) for number in range(1, 601))
+    await session.commit(300, entries=entries)
+    assert await session.read() == (b"".join(session.blocks), 300)
+    assert await log.entries(session.key, 0, 1000) == entries
+
+
+CONTRADICTIONS: dict[str, Callable[[Write], Write]] = {
+    "a segment without events": lambda write: replace(write, last=write.expect),
+    "events without a segment": lambda write: replace(write, segment=b""),
+    "a last below the first": lambda write: replace(write, last=write.expect - 1),
+    "a hole between entries": lambda write: replace(write, entries=(entry(1), entry(3))),
+    "a floor without its link": lambda write: replace(write, floor=1),
+    "a floor link without a floor": lambda write: replace(write, floor_link=write.link),
+    "a floor above the last": lambda write: replace(write, floor=write.last + 1, floor_link=write.link),
+}
+
+
+@pytest.mark.parametrize("contradiction", CONTRADICTIONS)
+async def test_a_write_that_contradicts_itself_is_an_error_of_its_caller(
+    log: Log, contradiction: str
+) -> None:
+    session = await Session.open(log)
+    before = await session.state()
+    with pytest.raises(UsageError):
+        await log.commit(session.key, CONTRADICTIONS[contradiction](session.write(2)))
+    assert await session.state() == before
+
+
+# --- Trying again, after an error that left the outcome unknown -----------------------------
+
+
+@pytest.mark.parametrize("events", [0, 2])
+@pytest.mark.parametrize("entries", [(), (entry(1), entry(2, b"two"))])
+async def test_a_write_that_had_landed_is_recognised(
+    log: Log, events: int, entries: tuple[Entry, ...]
+) -> None:
+    session = await Session.open(log)
+    write = session.write(events, entries=entries, dispatched=len(entries), record=b"state")
+    await log.commit(session.key, write)
+    stored, *content = await session.state()
+    await log.commit(session.key, write)
+    again, *same = await session.state()
+    assert same == content
+    assert replace(again, updated=stored.updated) == stored
+    await session.commit(1, entries=(entry(len(entries) + 1),))
+    assert await session.read() == (b"".join(session.blocks), events + 1)
+
+
+async def test_a_write_that_had_landed_with_its_own_eviction_is_recognised(log: Log) -> None:
+    session = await Session.open(log)
+    write = session.write(2, floor=2)
+    await log.commit(session.key, write)
+    before = await session.state()
+    await log.commit(session.key, write)
+    assert await session.state() == before
+    assert await session.read(after=2) == (b"", 2)
+
+
+async def test_another_write_of_the_same_numbers_is_not_taken_for_one_that_landed(log: Log) -> None:
+    session = await Session.open(log)
+    write = session.write(2, entries=(entry(1),))
+    await log.commit(session.key, write)
+    before = await session.state()
+    with pytest.raises(ConflictError):
+        await log.commit(session.key, replace(write, link=Link(b"another!")))
+    with pytest.raises(ConflictError):
+        await log.commit(session.key, replace(write, entries=(entry(1, b"another"),)))
+    with pytest.raises(ConflictError):
+        await log.commit(session.key, Write(2, b"", 2, session.links[2], entries=(entry(1, b"another"),)))
+    assert await session.state() == before
+
+
+async def test_a_write_that_had_landed_under_a_fence_now_passed_is_refused(log: Log) -> None:
+    session = await Session.open(log)
+    write = session.write(1)
+    await log.commit(session.key, write)
+    await log.acquire(session.key)
+    with pytest.raises(ConflictError, match="under fence 0"):
+        await log.commit(session.key, write)
+
+
+# --- Fencing --------------------------------------------------------------------------------
+
+
+async def test_acquiring_raises_the_fence_by_one_and_changes_nothing_else(log: Log) -> None:
+    session = await Session.open(log)
+    await session.commit(1)
+    before = await log.load(session.key)
+    assert before is not None
+    assert [await log.acquire(session.key) for _ in range(3)] == [1, 2, 3]
+    assert await log.load(session.key) == replace(before, fence=3)
+
+
+async def test_of_two_that_acquire_at_once_each_gets_a_fence_of_its_own(log: Log) -> None:
+    session = await Session.open(log)
+    assert sorted(await asyncio.gather(*(log.acquire(session.key) for _ in range(5)))) == [1, 2, 3, 4, 5]
+
+
+async def test_an_unknown_session_cannot_be_acquired(log: Log) -> None:
+    with pytest.raises(ConflictError, match="no such session"):
+        await log.acquire(key("unknown"))
+
+
+async def test_a_write_under_an_older_fence_changes_nothing(log: Log) -> None:
+    session = await Session.open(log)
+    await session.commit(1)
+    fence = await log.acquire(session.key)
+    before = await session.state()
+    write = session.write(1, entries=(entry(1),), dispatched=1, record=b"no", floor=1)
+    for late in (write, Write(1, b"", 1, session.links[1], record=b"no")):
+        with pytest.raises(ConflictError, match="under fence 1; .* under fence 0"):
+            await log.commit(session.key, late)
+    assert await session.state() == before
+    await log.commit(session.key, replace(write, fence=fence))
+    assert await session.read(after=1) == (session.blocks[1], 2)
+
+
+# --- Reading --------------------------------------------------------------------------------
+
+
+async def test_a_read_returns_whole_blocks_as_they_were_written(log: Log) -> None:
+    session = await Session.open(log)
+    for events in (1, 4, 2, 7, 1, 1):
+        await session.commit(events)
+    size = len(b"".join(session.blocks))
+    for after in range(17):
+        for upto in (0, after, after + 1, 5, 9, 15, 16, 17, MAX_SEQ):
+            for limit in (-1, 0, 1, 60, 120, 200, 350, size - 1, size):
+                result = await session.read(after, upto, limit)
+                assert result == session.expected(after, upto, limit), (after, upto, limit)
+
+
+async def test_a_read_fills_its_limit_exactly(log: Log) -> None:
+    session = await Session.open(log)
+    await session.commit(3)
+    await session.commit(3)
+    for last in range(1, 7):
+        size = len(b"".join(session.blocks[:last]))
+        assert await session.read(limit=size) == (b"".join(session.blocks[:last]), last)
+        assert (await session.read(limit=size - 1))[1] == max(last - 1, 1)
+
+
+async def test_reads_one_after_another_return_every_event_once(log: Log) -> None:
+    session = await Session.open(log)
+    for events in (3, 1, 5, 2):
+        await session.commit(events)
+    data, position = b"", 0
+    while position < 11:
+        chunk, position = await session.read(after=position, limit=150)
+        data += chunk
+    assert data == b"".join(session.blocks)
+    assert await session.read(after=position) == (b"", 11)
+
+
+async def test_links_are_known_from_the_floor_to_the_last_event(log: Log) -> None:
+    session = await Session.open(log)
+    for events in (1, 12, 3):
+        await session.commit(events)
+    assert [await session.link(seq) for seq in range(18)] == [*session.links, None]
+
+
+async def test_inbox_messages_are_read_in_order_from_any_number(log: Log) -> None:
+    session = await Session.open(log)
+    entries = [entry(number, b"%d" % number) for number in range(1, 8)]
+    await session.commit(entries=tuple(entries[:1]))
+    await session.commit(entries=tuple(entries[1:]))
+    for after in range(9):
+        for limit in (-1, 0, 1, 3, 100):
+            expected = tuple(entries[after : after + max(limit, 0)])
+            assert await log.entries(session.key, after, limit) == expected
+    assert [await log.digest(session.key, e.number) for e in entries] == [e.digest for e in entries]
+
+
+# --- The floor ------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("floor", range(1, 10))
+async def test_after_an_eviction_only_what_is_above_the_floor_remains(log: Log, floor: int) -> None:
+    session = await Session.open(log)
+    for events in (2, 4, 3):
+        await session.commit(events)
+    await session.commit(floor=floor)
+    stored = await log.load(session.key)
+    assert stored is not None
+    assert (stored.floor, stored.floor_link, stored.committed) == (floor, session.links[floor], 9)
+    assert await session.read(after=floor) == (b"".join(session.blocks[floor:]), 9)
+    assert await session.read(after=9) == (b"", 9)
+    for after in range(floor):
+        for upto in (after, floor, 9):
+            with pytest.raises(BelowFloorError):
+                await session.read(after=after, upto=upto)
+    links = [await session.link(seq) for seq in range(11)]
+    assert links == [None] * floor + session.links[floor:] + [None]
+
+
+async def test_a_floor_never_falls(log: Log) -> None:
+    session = await Session.open(log)
+    await session.commit(6)
+    for floor, effective in ((3, 3), (1, 3), (3, 3), (5, 5), (0, 5)):
+        await session.commit(floor=floor)
+        stored = await log.load(session.key)
+        assert stored is not None
+        assert (stored.floor, stored.floor_link) == (effective, session.links[effective])
+        assert await session.read(after=effective) == (b"".join(session.blocks[effective:]), 6)
+        with pytest.raises(BelowFloorError):
+            await session.read(after=effective - 1)
+
+
+async def test_events_follow_an_outbox_that_is_evicted_entirely(log: Log) -> None:
+    session = await Session.open(log)
+    await session.commit(2)
+    await session.commit(1, floor=3)
+    assert await session.read(after=3) == (b"", 3)
+    await session.commit(2)
+    assert await session.read(after=3) == (b"".join(session.blocks[3:]), 5)
+    assert await session.link(3) == session.links[3]
+
+
+async def test_an_eviction_of_very_many_writes_is_complete_at_once(log: Log) -> None:
+    session = await Session.open(log)
+    for _ in range(600):
+        await session.commit(1)
+    await session.commit(floor=599)
+    assert await session.read(after=599) == (session.blocks[599], 600)
+    with pytest.raises(BelowFloorError):
+        await session.read(after=598)
+    assert await session.link(598) is None
+
+
+async def test_an_eviction_leaves_the_inbox_alone(log: Log) -> None:
+    session = await Session.open(log)
+    await session.commit(2, entries=(entry(1), entry(2)))
+    await session.commit(floor=2)
+    assert await log.entries(session.key, 0, 10) == (entry(1), entry(2))
+
+
+# --- Many sessions --------------------------------------------------------------------------
+
+
+async def test_sessions_that_commit_at_once_keep_apart(log: Log) -> None:
+    sessions = [await Session.open(log, str(number)) for number in range(20)]
+
+    async def live(session: Session, events: int) -> None:
+        for number in range(1, 6):
+            await session.commit(events, entries=(entry(number, session.key),), record=session.key)
+
+    await asyncio.gather(*(live(session, events) for events, session in enumerate(sessions)))
+    for events, session in enumerate(sessions):
+        assert await session.read() == (b"".join(session.blocks), events * 5)
+        assert await log.entries(session.key, 0, 9) == tuple(entry(n, session.key) for n in range(1, 6))
+        stored = await log.load(session.key)
+        assert stored is not None
+        assert stored.record == session.key
+
+
+async def test_of_writes_made_at_once_only_those_that_conflict_fail(log: Log) -> None:
+    sessions = [await Session.open(log, str(number)) for number in range(6)]
+    writes = [session.write(2, entries=(entry(1),)) for session in sessions]
+    await log.acquire(sessions[1].key)
+    writes[3] = replace(writes[3], expect=7, last=9)
+    writes[4] = replace(writes[4], entries=(entry(2),))
+    outcomes = await asyncio.gather(
+        *(log.commit(session.key, write) for session, write in zip(sessions, writes, strict=True)),
+        return_exceptions=True,
+    )
+    assert [type(outcome) for outcome in outcomes] == [
+        type(None),
+        ConflictError,
+        type(None),
+        ConflictError,
+        ConflictError,
+        type(None),
+    ]
+    for session, outcome in zip(sessions, outcomes, strict=True):
+        landed = outcome is None
+        assert await session.read() == ((b"".join(session.blocks), 2) if landed else (b"", 0))
+        assert await log.entries(session.key, 0, 10) == ((entry(1),) if landed else ())
+
+
+async def test_sessions_are_listed_oldest_first(log: Log) -> None:
+    names = ["b", "c", "a", "e", "d"]
+    sessions = [await Session.open(log, name) for name in names]
+    await sessions[2].commit(1)
+    listed = await log.sessions()
+    assert [stored.key for stored in listed] == [key(name) for name in names]
+    assert [stored.committed for stored in listed] == [0, 0, 1, 0, 0]
+    assert [stored.created for stored in listed] == [1000, 1001, 1002, 1003, 1004]
+    assert listed[2] == await log.load(key("a"))
+
+
+async def test_a_removed_session_is_forgotten_and_no_other(log: Log) -> None:
+    session = await Session.open(log)
+    other = await Session.open(log, "other")
+    for one in (session, other):
+        await one.commit(3, entries=(entry(1),))
+    before = await other.state()
+    await log.remove(session.key)
+    assert await log.load(session.key) is None
+    assert await session.link(0) is None
+    assert await session.link(3) is None
+    assert await session.read() == (b"", 0)
+    assert await log.digest(session.key, 1) is None
+    assert await log.entries(session.key, 0, 10) == ()
+    with pytest.raises(ConflictError):
+        await session.commit(1)
+    assert await log.sessions() == (await log.load(other.key),)
+    assert await other.state() == before
+
+
+async def test_removing_what_is_not_there_is_no_error(log: Log) -> None:
+    session = await Session.open(log)
+    for _ in range(2):
+        await log.remove(session.key)
+
+
+async def test_a_removed_session_can_be_created_anew_and_is_empty(log: Log) -> None:
+    session = await Session.open(log)
+    for _ in range(300):
+        await session.commit(1)
+    await session.commit(entries=tuple(entry(number) for number in range(1, 301)))
+    await log.acquire(session.key)
+    await log.remove(session.key)
+    again = await Session.open(log)
+    stored = await log.load(again.key)
+    assert stored is not None
+    assert (stored.committed, stored.received, stored.fence, stored.floor) == (0, 0, 0, 0)
+    assert await again.read() == (b"", 0)
+    await again.commit(1, entries=(entry(1),))
+    assert await again.read() == (again.blocks[0], 1)
+    assert await log.entries(again.key, 0, 10) == (entry(1),)
+
+
+# --- In memory only -------------------------------------------------------------------------
+
+
+def test_no_coroutine_of_a_memory_log_suspends() -> None:
+    log = MemoryLog()
+    one, link = key("one"), Link(b"12345678")
+    write = Write(0, b"id: 1.0.0000000000000000\ndata: {}\n\n", 1, Link(b"\0" * 8), entries=(entry(1),))
+    steps: list[Coroutine[Any, Any, Any]] = [
+        log.start(),
+        log.create(one, b"", link),
+        log.commit(one, write),
+        log.acquire(one),
+        log.load(one),
+        log.read(one, 0, 9, 9),
+        log.link(one, 1),
+        log.digest(one, 1),
+        log.entries(one, 0, 9),
+        log.sessions(),
+        log.remove(one),
+        log.close(),
+    ]
+    for step in steps:
+        with pytest.raises(StopIteration):
+            step.send(None)
+
+
+async def test_a_copy_of_a_memory_log_goes_its_own_way() -> None:
+    log = MemoryLog()
+    session = await Session.open(log)
+    await session.commit(3, entries=(entry(1),))
+    before = await session.state()
+    copy = replace(session, log=log.copy(), blocks=session.blocks.copy(), links=session.links.copy())
+    assert await copy.state() == before
+    await copy.commit(2, entries=(entry(2),), record=b"copy", floor=4)
+    await copy.log.acquire(copy.key)
+    await Session.open(copy.log, "another")
+    assert await session.state() == before
+    assert await copy.read(after=4) == (copy.blocks[4], 5)
+    assert len(await log.sessions()) == 1

@@ -1,0 +1,250 @@
+"""Segments and tails against the plainest model there is: a list of blocks."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from hashlib import sha256
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from gapless.log.base import BelowFloorError, SessionKey, Write
+from gapless.log.segments import Segment, Segments, Tails, join
+from gapless.protocol.block import encode_event
+from gapless.protocol.cursor import EventId, Link
+
+A, B, C = (SessionKey(name * 32) for name in (b"a", b"b", b"c"))
+
+
+def link(seq: int) -> Link:
+    return Link(sha256(b"%d" % seq).digest()[:8])
+
+
+def block(seq: int, data: bytes = b"{}", event: str = "message", stream: int = 0) -> bytes:
+    return encode_event(EventId(seq, stream, link(seq)), event, data)
+
+
+def blocks(first: int, last: int, data: bytes = b"{}") -> bytes:
+    return b"".join(block(seq, data) for seq in range(first, last + 1))
+
+
+# What could be mistaken for a boundary: IDs in the data, escaped line ends, no data at all.
+DATA = st.sampled_from(
+    [b"", b"{}", b"id: 3.", b"\\n\\nid: 2.0.", b'{"x":"data: "}', b"x" * 30, b"\r", "\u2028".encode()]
+)
+RUNS = st.lists(
+    st.lists(
+        st.tuples(DATA, st.sampled_from(["message", "upgrade-accepted"]), st.integers(0, 12)), min_size=1
+    ),
+    max_size=6,
+)
+
+
+@st.composite
+def runs(draw: st.DrawFn) -> tuple[Segments, list[bytes], int]:
+    """A run of segments, the same as a list of blocks, and the number before its first event."""
+    start = draw(st.sampled_from([0, 8, 97, 2**40]))
+    run, model = Segments(start), list[bytes]()
+    for events in draw(RUNS):
+        segment = [
+            block(start + len(model) + at, data, event, stream)
+            for at, (data, event, stream) in enumerate(events, 1)
+        ]
+        model += segment
+        run.append(start + len(model), b"".join(segment))
+    return run, model, start
+
+
+@given(runs(), st.data())
+def test_a_read_is_what_a_list_of_blocks_would_give(
+    case: tuple[Segments, list[bytes], int], data: st.DataObject
+) -> None:
+    run, model, start = case
+    after = data.draw(st.integers(start, start + len(model)))
+    upto = data.draw(st.integers(start, start + len(model) + 2))
+    limit = data.draw(st.integers(-2, len(b"".join(model)) + 2))
+    expected, last = b"", after
+    for one in model[after - start : max(upto - start, 0)]:
+        if expected and len(expected) + len(one) > limit:
+            break
+        expected, last = expected + one, last + 1
+    assert run.read(after, upto, limit) == (expected, last)
+
+
+@given(runs())
+def test_each_held_event_has_its_link(case: tuple[Segments, list[bytes], int]) -> None:
+    run, model, start = case
+    numbers = range(start + 1, start + len(model) + 1)
+    assert [run.link(seq) for seq in numbers] == [link(seq) for seq in numbers]
+    assert run.link(start) is None
+    assert run.link(start + len(model) + 1) is None
+
+
+@given(runs(), st.lists(st.integers(0, 40), max_size=4))
+def test_an_eviction_hides_what_is_at_or_below_the_floor_and_nothing_else(
+    case: tuple[Segments, list[bytes], int], floors: list[int]
+) -> None:
+    run, model, start = case
+    last = start + len(model)
+    floor = 0
+    for one in floors:
+        floor = max(floor, min(start + one, last))
+        run.evict_to(min(start + one, last))
+        assert run.floor == floor
+        assert run.last == last
+        above = max(floor, start)
+        assert run.read(above, last, 2**20) == (b"".join(model[above - start :]), last)
+        assert [run.link(seq) is not None for seq in range(start + 1, last + 1)] == [
+            seq > floor for seq in range(start + 1, last + 1)
+        ]
+        if floor > 0:
+            with pytest.raises(BelowFloorError):
+                run.read(floor - 1, last, 2**20)
+
+
+def test_a_whole_segment_is_returned_without_a_copy() -> None:
+    one, two = blocks(1, 3), blocks(4, 5)
+    run = Segments()
+    run.append(3, one)
+    run.append(5, two)
+    assert run.read(0, 3, 2**20)[0] is one
+    assert run.read(0, 9, len(one))[0] is one
+    assert run.read(0, 9, len(one) + 1)[0] is one
+    assert run.read(3, 9, 2**20)[0] is two
+
+
+def test_no_more_segments_are_taken_than_are_needed() -> None:
+    taken: list[int] = []
+
+    def segments() -> Iterator[Segment]:
+        for first in range(1, 100, 2):
+            taken.append(first)
+            yield Segment(first, first + 1, blocks(first, first + 1))
+
+    assert join(segments(), 0, 99, len(blocks(1, 4))) == (blocks(1, 4), 4)
+    assert taken == [1, 3]
+
+
+def test_a_segment_that_reaches_above_the_floor_is_kept_until_all_of_it_is_below() -> None:
+    run = Segments()
+    run.append(4, blocks(1, 4))
+    full = run.size
+    run.evict_to(3)
+    assert run.size == full
+    run.evict_to(4)
+    assert (run.size, run.first) == (0, 5)
+
+
+def test_shrinking_lets_go_of_the_oldest_and_moves_no_floor() -> None:
+    run = Segments()
+    for seq in range(1, 6):
+        run.append(seq, block(seq))
+    each = run.size // 5
+    run.shrink(3 * each - 1)
+    assert (run.first, run.last, run.floor, run.size) == (4, 5, 0, 2 * each)
+    assert run.read(2, 5, 2**20) == (b"", 2)
+    assert run.read(3, 5, 2**20) == (blocks(4, 5), 5)
+    run.shrink(0)
+    assert run.read(3, 5, 2**20) == (b"", 3)
+    assert run.link(5) is None
+    run.append(6, block(6))
+    assert run.read(5, 6, 2**20) == (block(6), 6)
+
+
+def test_a_copy_shares_bytes_and_nothing_else() -> None:
+    run, data = Segments(), blocks(1, 2)
+    run.append(2, data)
+    run.append(3, block(3))
+    run.evict_to(1)
+    copy = run.copy()
+    copy.append(4, block(4))
+    copy.evict_to(2)
+    assert (run.first, run.last, run.floor) == (1, 3, 1)
+    assert (copy.first, copy.last, copy.floor) == (3, 4, 2)
+    assert run.copy().read(1, 2, 2**20) == (block(2), 2)
+    assert run.copy().size == run.size
+
+
+# --- Tails ----------------------------------------------------------------------------------
+
+
+def write(first: int, last: int, data: bytes = b"{}", floor: int | None = None) -> Write:
+    floor_link = None if floor is None else link(floor)
+    return Write(first - 1, blocks(first, last, data), last, link(last), floor=floor, floor_link=floor_link)
+
+
+def test_a_tail_holds_what_was_written_and_says_nothing_of_what_was_not() -> None:
+    tails = Tails(2**20)
+    tails.wrote(A, write(8, 9))
+    tails.wrote(A, write(10, 10))
+    assert tails.read(A, 8, 99, 2**20) == (blocks(9, 10), 10)
+    assert tails.read(A, 6, 99, 2**20) == (b"", 6)
+    assert tails.read(B, 8, 99, 2**20) == (b"", 8)
+    assert tails.link(A, 9) == link(9)
+    assert tails.link(A, 7) is None
+    assert tails.link(B, 9) is None
+
+
+def test_a_tail_begins_anew_after_a_write_it_was_not_told_of() -> None:
+    tails = Tails(2**20)
+    tails.wrote(A, write(1, 2))
+    tails.wrote(A, write(5, 6))
+    assert tails.read(A, 1, 99, 2**20) == (b"", 1)
+    assert tails.read(A, 4, 99, 2**20) == (blocks(5, 6), 6)
+    tails.forget(B)
+    tails.forget(A)
+    assert tails.read(A, 4, 99, 2**20) == (b"", 4)
+    assert tails.size == 0
+
+
+def test_a_tail_is_evicted_as_its_session_is() -> None:
+    tails = Tails(2**20)
+    tails.wrote(A, write(1, 4))
+    tails.wrote(A, write(5, 5, floor=3))
+    with pytest.raises(BelowFloorError):
+        tails.read(A, 2, 99, 2**20)
+    assert tails.link(A, 3) is None
+    assert tails.read(A, 3, 99, 2**20) == (blocks(4, 5), 5)
+    tails.wrote(A, Write(5, b"", 5, link(5), floor=5, floor_link=link(5)))
+    assert tails.size == 0
+
+
+def test_a_full_cache_lets_go_of_the_oldest_events_of_whoever_was_quiet_longest() -> None:
+    one = Segments()
+    one.append(1, block(1, b"x" * 100))
+    tails = Tails(one.size * 8)
+    for seq in range(1, 4):
+        for session in (A, B):
+            tails.wrote(session, write(seq, seq, b"x" * 100))
+    tails.read(A, 0, 9, 1)
+    tails.wrote(C, write(1, 3, b"x" * 100))
+    tails.wrote(C, write(4, 5, b"x" * 100))
+    assert tails.size <= one.size * 8
+    assert tails.read(A, 0, 9, 2**20)[1] == 3
+    assert tails.read(B, 0, 9, 2**20) == (b"", 0)
+    assert tails.read(B, 2, 9, 2**20) == (block(3, b"x" * 100), 3)
+    assert tails.read(C, 0, 9, 2**20)[1] == 5
+
+
+@given(
+    st.integers(0, 2000),
+    st.lists(st.tuples(st.sampled_from([A, B, C]), st.integers(1, 4), st.integers(0, 5), st.booleans())),
+)
+def test_a_cache_never_outgrows_its_limit_nor_returns_anything_but_the_events_asked_for(
+    limit: int, steps: list[tuple[SessionKey, int, int, bool]]
+) -> None:
+    tails = Tails(limit)
+    last = dict.fromkeys((A, B, C), 0)
+    for session, events, back, forget in steps:
+        if forget and events == 4:
+            tails.forget(session)
+        first, last[session] = last[session] + 1, last[session] + events
+        tails.wrote(session, write(first, last[session]))
+        assert 0 <= tails.size <= limit
+        after = max(last[session] - back, 0)
+        data, reached = tails.read(session, after, last[session], 2**20)
+        assert (data, reached) in ((blocks(after + 1, last[session]), last[session]), (b"", after))
+    for session in (A, B, C):
+        tails.forget(session)
+    assert tails.size == 0

@@ -1,0 +1,609 @@
+"""What the SQLite log promises beyond the contract: files, transactions, failures, restarts."""
+
+from __future__ import annotations
+
+import asyncio
+import os
+import stat
+from collections.abc import AsyncIterator, Iterator
+from contextlib import asynccontextmanager, closing, contextmanager
+from hashlib import sha256
+from pathlib import Path
+from threading import Event
+from typing import Any
+
+import apsw
+import pytest
+
+from gapless.errors import ConflictError, SchemaError, StorageError, UsageError
+from gapless.log import open_log, sqlite
+from gapless.log.base import BelowFloorError, Digest, Durability, Entry, SessionKey, Write
+from gapless.log.memory import MemoryLog
+from gapless.log.sqlite import APPLICATION_ID, SCHEMA, SqliteLog
+from gapless.protocol.block import encode_event
+from gapless.protocol.cursor import EventId, Link
+
+PLENTY = 2**30
+DIGEST = Digest(b"digest digest d.")
+
+
+def key(name: str) -> SessionKey:
+    return SessionKey(sha256(name.encode()).digest())
+
+
+A, B = key("a"), key("b")
+
+
+def link(seq: int) -> Link:
+    return Link(sha256(b"%d" % seq).digest()[:8])
+
+
+def blocks(first: int, last: int, data: bytes = b"{}") -> bytes:
+    return b"".join(
+        encode_event(EventId(seq, 0, link(seq)), "message", data) for seq in range(first, last + 1)
+    )
+
+
+def write(first: int, last: int, data: bytes = b"{}", **more: Any) -> Write:
+    if "floor" in more:
+        more["floor_link"] = link(more["floor"])
+    return Write(first - 1, blocks(first, last, data), last, link(last), **more)
+
+
+@pytest.fixture
+def path(tmp_path: Path) -> Path:
+    return tmp_path / "log.db"
+
+
+@asynccontextmanager
+async def opened(path: Path, **options: Any) -> AsyncIterator[SqliteLog]:
+    log = SqliteLog(path, **options)
+    await log.start()
+    try:
+        yield log
+    finally:
+        await log.close()
+
+
+def writer(log: SqliteLog) -> apsw.Connection:
+    """The writer's own connection; to be touched only while the writer has nothing to do."""
+    store = log._store
+    assert store is not None
+    return store.writer.db
+
+
+class Transactions:
+    """Counts the transactions of a log, and can hold one up in the middle of its commit."""
+
+    def __init__(self, log: SqliteLog) -> None:
+        self.count = 0
+        self._free = Event()
+        self._free.set()
+        self._entered = Event()
+        writer(log).set_commit_hook(self._commit)
+
+    def _commit(self) -> bool:
+        self.count += 1
+        self._entered.set()
+        self._free.wait(30)
+        return False
+
+    def hold(self) -> None:
+        self._free.clear()
+        self._entered.clear()
+
+    async def held(self) -> None:
+        assert await asyncio.to_thread(self._entered.wait, 30)
+
+    def release(self) -> None:
+        self._free.set()
+
+
+async def turn() -> None:
+    """Let every task that can run do so once."""
+    await asyncio.sleep(0)
+
+
+# --- Restarts -------------------------------------------------------------------------------
+
+
+async def test_a_restart_keeps_everything(path: Path) -> None:
+    entries = (Entry(1, DIGEST, b"one"), Entry(2, DIGEST, b""))
+    async with opened(path) as log:
+        for name in (A, B):
+            await log.create(name, b"record", link(0))
+        await log.commit(A, write(1, 3, entries=entries, dispatched=1, record=b"state", floor=1))
+        await log.commit(A, write(4, 4))
+        await log.acquire(A)
+        before = await log.sessions()
+    async with opened(path) as log:
+        assert await log.sessions() == before
+        assert await log.read(A, 1, 9, PLENTY) == (blocks(2, 4), 4)
+        assert [await log.link(A, seq) for seq in range(6)] == [None, *map(link, range(1, 5)), None]
+        assert await log.entries(A, 0, 9) == entries
+        with pytest.raises(ConflictError):
+            await log.commit(A, write(5, 5))
+        await log.commit(A, write(5, 5, fence=1))
+        assert await log.read(A, 3, 9, PLENTY) == (blocks(4, 5), 5)
+        with pytest.raises(BelowFloorError):
+            await log.read(A, 0, 9, PLENTY)
+
+
+async def test_one_log_can_be_started_again_after_its_close(path: Path) -> None:
+    log = SqliteLog(path)
+    for seq in (1, 2):
+        await log.start()
+        if seq == 1:
+            await log.create(A, b"", link(0))
+        await log.commit(A, write(seq, seq))
+        assert await log.read(A, 0, 9, PLENTY) == (blocks(1, seq), seq)
+        await log.close()
+
+
+async def test_a_log_that_is_not_open_says_so(path: Path) -> None:
+    log = SqliteLog(path)
+    for _ in range(2):
+        for step in (
+            log.create(A, b"", link(0)),
+            log.commit(A, write(1, 1)),
+            log.read(A, 0, 9, PLENTY),
+            log.load(A),
+            log.link(A, 1),
+            log.remove(A),
+            log.acquire(A),
+        ):
+            with pytest.raises(StorageError, match="is not open"):
+                await step
+        await log.start()
+        await log.close()
+
+
+async def test_closing_finishes_the_commits_under_way(path: Path) -> None:
+    async with opened(path) as log:
+        await log.create(A, b"", link(0))
+        transactions = Transactions(log)
+        transactions.hold()
+        commit = asyncio.create_task(log.commit(A, write(1, 1)))
+        await transactions.held()
+        close = asyncio.create_task(log.close())
+        await turn()
+        transactions.release()
+        await asyncio.gather(commit, close)
+    async with opened(path) as log:
+        assert await log.read(A, 0, 9, PLENTY) == (blocks(1, 1), 1)
+
+
+# --- Files ----------------------------------------------------------------------------------
+
+
+async def test_a_new_file_is_its_owners_alone(path: Path) -> None:
+    async with opened(path) as log:
+        await log.create(A, b"", link(0))
+        made = sorted(file.name for file in path.parent.iterdir())
+        assert made == ["log.db", "log.db-shm", "log.db-wal"]
+        assert {stat.S_IMODE(file.stat().st_mode) for file in path.parent.iterdir()} == {0o600}
+
+
+async def test_an_existing_file_keeps_its_mode(path: Path) -> None:
+    path.touch()
+    path.chmod(0o640)
+    async with opened(path):
+        assert stat.S_IMODE(path.stat().st_mode) == 0o640
+
+
+async def test_an_empty_file_becomes_a_log_of_the_current_version(path: Path) -> None:
+    path.touch()
+    async with opened(path) as log:
+        await log.create(A, b"", link(0))
+    with closing(apsw.Connection(str(path))) as db:
+        assert db.pragma("user_version") == SCHEMA
+        assert db.pragma("application_id") == APPLICATION_ID == 0x4761706C
+        assert db.pragma("journal_mode") == "wal"
+
+
+def test_migrations_are_numbered_up_to_the_current_version() -> None:
+    folder = Path(sqlite.__file__).parent / "sql"
+    numbered = sorted(file.name for file in folder.glob("[0-9]*.sql"))
+    assert numbered == [f"{number:04}.sql" for number in range(1, SCHEMA + 1)]
+
+
+async def test_processes_that_migrate_the_same_file_at_once_do_not_get_in_each_others_way(path: Path) -> None:
+    with closing(apsw.Connection(str(path))) as db:
+        db.pragma("journal_mode", "wal")
+    logs = [SqliteLog(path) for _ in range(4)]
+    await asyncio.gather(*(log.start() for log in logs))
+    await asyncio.gather(*(log.create(key(str(at)), b"", link(0)) for at, log in enumerate(logs)))
+    assert len(await logs[0].sessions()) == 4
+    for log in logs:
+        await log.close()
+
+
+@contextmanager
+def untouched(path: Path) -> Iterator[None]:
+    before = path.read_bytes()
+    yield
+    assert path.read_bytes() == before
+    assert [file.name for file in path.parent.iterdir()] == [path.name]
+
+
+async def test_a_newer_log_is_refused_and_left_alone(path: Path) -> None:
+    async with opened(path):
+        pass
+    with closing(apsw.Connection(str(path))) as db:
+        db.pragma("user_version", SCHEMA + 1)
+    with (
+        untouched(path),
+        pytest.raises(SchemaError, match=rf"version {SCHEMA + 1}; .* up to {SCHEMA}") as caught,
+    ):
+        await SqliteLog(path).start()
+    assert "\n" not in caught.value.line
+    assert str(path) in caught.value.line
+
+
+@pytest.mark.parametrize(
+    "mark", ["PRAGMA application_id = 7", "PRAGMA user_version = 1", "CREATE TABLE theirs (x)"]
+)
+async def test_another_programs_file_is_refused_and_left_alone(path: Path, mark: str) -> None:
+    with closing(apsw.Connection(str(path))) as db:
+        db.execute(mark)
+    with untouched(path), pytest.raises(SchemaError, match="another program"):
+        await SqliteLog(path).start()
+
+
+async def test_a_file_that_is_no_database_cannot_be_opened(path: Path) -> None:
+    path.write_text("Dear diary, " * 100)
+    with untouched(path), pytest.raises(StorageError, match=r"log\.db cannot be opened: .*not a database"):
+        await SqliteLog(path).start()
+
+
+@pytest.mark.parametrize("missing", [True, False])
+async def test_a_file_cannot_be_made_where_there_is_no_directory(tmp_path: Path, missing: bool) -> None:
+    directory = tmp_path / "directory"
+    if not missing:
+        directory.touch()
+    log = SqliteLog(directory / "log.db")
+    with pytest.raises(StorageError, match=r"log\.db cannot be opened: .*directory"):
+        await log.start()
+    await log.close()
+
+
+@pytest.mark.skipif(not hasattr(os, "geteuid") or os.geteuid() == 0, reason="root writes anywhere")
+async def test_a_file_cannot_be_made_in_a_directory_one_may_not_write(path: Path) -> None:
+    path.parent.chmod(0o500)
+    try:
+        with pytest.raises(StorageError, match=r"log\.db cannot be opened: .*[Pp]ermission"):
+            await SqliteLog(path).start()
+    finally:
+        path.parent.chmod(0o700)
+
+
+@pytest.mark.parametrize(
+    ("synchronous", "pragma", "durability"),
+    [("full", 2, Durability.FSYNC), ("normal", 1, Durability.OS), ("off", 0, Durability.OS)],
+)
+async def test_durability_is_advertised_as_it_is_asked_of_sqlite(
+    path: Path, synchronous: str, pragma: int, durability: Durability
+) -> None:
+    async with opened(path, synchronous=synchronous) as log:
+        assert log.durability is durability
+        assert writer(log).pragma("synchronous") == pragma
+
+
+def test_an_unknown_synchronous_is_a_usage_error(path: Path) -> None:
+    with pytest.raises(UsageError, match="full, normal, off"):
+        SqliteLog(path, synchronous="maybe")
+
+
+# --- Group commit ---------------------------------------------------------------------------
+
+
+async def test_writes_that_arrive_during_a_commit_are_the_next_transaction(path: Path) -> None:
+    async with opened(path) as log:
+        names = [key(str(number)) for number in range(300)]
+        await asyncio.gather(*(log.create(name, b"", link(0)) for name in [A, *names]))
+        transactions = Transactions(log)
+        transactions.hold()
+        first = asyncio.create_task(log.commit(A, write(1, 1)))
+        await transactions.held()
+        entries = (Entry(1, DIGEST, b""),)
+        rest = [asyncio.create_task(log.commit(name, write(1, 2, entries=entries))) for name in names]
+        await turn()
+        transactions.release()
+        await asyncio.gather(first, *rest)
+        assert transactions.count == 2
+        for name in names:
+            assert await log.read(name, 0, 9, PLENTY) == (blocks(1, 2), 2)
+            assert await log.entries(name, 0, 9) == entries
+
+
+async def test_nothing_of_a_write_can_be_read_before_it_is_committed(path: Path) -> None:
+    async with opened(path) as log:
+        await log.create(A, b"", link(0))
+        transactions = Transactions(log)
+        transactions.hold()
+        commit = asyncio.create_task(log.commit(A, write(1, 1, record=b"new")))
+        await transactions.held()
+        stored = await log.load(A)
+        assert stored is not None
+        assert (stored.committed, stored.record) == (0, b"")
+        assert await log.read(A, 0, 9, PLENTY) == (b"", 0)
+        assert await log.link(A, 1) is None
+        assert not commit.done()
+        transactions.release()
+        await commit
+
+
+async def test_a_write_whose_caller_was_cancelled_leaves_a_whole_log(path: Path) -> None:
+    async with opened(path) as log:
+        await log.create(A, b"", link(0))
+        await log.commit(A, write(1, 2))
+        transactions = Transactions(log)
+        transactions.hold()
+        commit = asyncio.create_task(log.commit(A, write(3, 3, floor=1)))
+        await transactions.held()
+        commit.cancel()
+        with pytest.raises(asyncio.CancelledError):
+            await commit
+        transactions.release()
+        await log.commit(A, write(4, 4))
+        assert await log.read(A, 1, 9, PLENTY) == (blocks(2, 4), 4)
+        with pytest.raises(BelowFloorError):
+            await log.read(A, 0, 9, PLENTY)
+
+
+async def test_a_waiting_loop_stands_aside_for_the_thread_it_waits_for(
+    path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    stood = asyncio.Event()
+    monkeypatch.setattr(sqlite.time, "sleep", lambda _: stood.set())
+    async with opened(path) as log:
+        await log.create(A, b"", link(0))
+        transactions = Transactions(log)
+        transactions.hold()
+        commit = asyncio.create_task(log.commit(A, write(1, 1)))
+        await stood.wait()
+        transactions.release()
+        await commit
+
+
+# --- Sweeping -------------------------------------------------------------------------------
+
+
+def rows(path: Path) -> dict[str, int]:
+    with closing(apsw.Connection(str(path))) as db:
+        return {
+            table: db.execute(f"SELECT count(*) FROM {table}").get
+            for table in ("session", "segment", "inbox")
+        }
+
+
+async def fill(log: SqliteLog, name: SessionKey, writes: int) -> None:
+    await log.create(name, b"", link(0))
+    for seq in range(1, writes + 1):
+        await log.commit(name, write(seq, seq, entries=(Entry(seq, DIGEST, b""),)))
+
+
+async def test_evicted_events_leave_the_file(path: Path) -> None:
+    async with opened(path, synchronous="off") as log:
+        await fill(log, A, 10)
+        await log.commit(A, write(11, 13, floor=12))
+        assert rows(path) == {"session": 1, "segment": 1, "inbox": 10}
+
+
+async def test_a_large_eviction_leaves_the_file_a_chunk_at_a_time(path: Path) -> None:
+    async with opened(path, synchronous="off") as log:
+        await fill(log, A, 600)
+        await log.create(B, b"", link(0))
+        transactions = Transactions(log)
+        transactions.hold()
+        commit = asyncio.create_task(log.commit(A, write(601, 601, floor=600)))
+        await transactions.held()
+        transactions.hold()
+        others = [asyncio.create_task(log.commit(B, write(1, 1)))]
+        await turn()
+        transactions.release()
+        await asyncio.gather(commit, *others)
+        assert rows(path)["segment"] in (2, 2 + 88)
+        await log.commit(B, write(2, 2))
+        assert rows(path)["segment"] == 3
+
+
+async def test_a_removed_session_leaves_the_file(path: Path) -> None:
+    async with opened(path, synchronous="off") as log:
+        await fill(log, A, 300)
+        await fill(log, B, 2)
+        await log.remove(A)
+        # A chunk is swept between any two transactions.
+        await log.commit(B, write(3, 3))
+        await log.commit(B, write(4, 4))
+        assert rows(path) == {"session": 1, "segment": 4, "inbox": 2}
+        assert await log.read(B, 0, 9, PLENTY) == (blocks(1, 4), 4)
+
+
+async def test_what_a_failed_sweep_left_is_swept_after_the_next_start(path: Path) -> None:
+    def authorize(action: int, table: str | None, *_: object) -> int:
+        return apsw.SQLITE_DENY if (action, table) == (apsw.SQLITE_DELETE, "inbox") else apsw.SQLITE_OK
+
+    async with opened(path, synchronous="off") as log:
+        await fill(log, A, 3)
+        await log.create(B, b"", link(0))
+        writer(log).authorizer = authorize
+        await log.remove(A)
+        await log.commit(B, write(1, 1))
+        assert await log.load(A) is None
+        assert rows(path) == {"session": 2, "segment": 4, "inbox": 3}
+    async with opened(path) as log:
+        await log.commit(B, write(2, 2))
+        await log.commit(B, write(3, 3))
+        assert rows(path) == {"session": 1, "segment": 3, "inbox": 0}
+
+
+# --- Failures -------------------------------------------------------------------------------
+
+
+async def test_a_full_disk_fails_commits_until_there_is_space_again(path: Path) -> None:
+    async with opened(path) as log:
+        for name in (A, B):
+            await log.create(name, b"", link(0))
+        await log.commit(A, write(1, 1))
+        db = writer(log)
+        db.pragma("max_page_count", db.pragma("page_count") + 4)
+        big = write(2, 2, b"x" * 100_000, entries=(Entry(1, DIGEST, b""),), record=b"big")
+        outcomes = await asyncio.gather(
+            log.commit(A, big), log.create(key("c"), b"x" * 100_000, link(0)), return_exceptions=True
+        )
+        assert [type(outcome) for outcome in outcomes] == [StorageError, StorageError]
+        assert isinstance(outcomes[0], StorageError)
+        assert str(path) in outcomes[0].line
+        assert "full" in outcomes[0].line
+        assert "\n" not in outcomes[0].line
+        stored = await log.load(A)
+        assert stored is not None
+        assert (stored.committed, stored.received, stored.record) == (1, 0, b"")
+        assert await log.read(A, 0, 9, PLENTY) == (blocks(1, 1), 1)
+        assert await log.load(key("c")) is None
+        await log.commit(B, write(1, 1))  # what still fits goes on
+        db.pragma("max_page_count", 2**20)
+        await log.commit(A, big)
+        assert await log.read(A, 1, 9, PLENTY) == (big.segment, 2)
+
+
+async def test_a_write_that_failed_after_landing_is_recognised_when_tried_again(path: Path) -> None:
+    async with opened(path) as log:
+        await log.create(A, b"", link(0))
+        with closing(apsw.Connection(str(path))) as db:
+            # As if its commit had reached the file, and only then the error had been reported.
+            db.execute("UPDATE session SET committed = 2, link = ?, received = 1", (link(2),))
+            db.execute("INSERT INTO segment VALUES (1, 1, 1, 2, ?)", (blocks(1, 2),))
+            db.execute("INSERT INTO inbox VALUES (1, 1, 1, ?, x'')", (DIGEST,))
+        await log.commit(A, write(1, 2, entries=(Entry(1, DIGEST, b""),)))
+        assert await log.read(A, 0, 9, PLENTY) == (blocks(1, 2), 2)
+        assert rows(path) == {"session": 1, "segment": 1, "inbox": 1}
+
+
+async def test_what_no_database_can_hold_fails_and_the_log_goes_on(path: Path) -> None:
+    async with opened(path) as log:
+        await log.create(A, b"", link(0))
+        with pytest.raises(StorageError, match="cannot be written"):
+            await log.commit(A, write(1, 1, dispatched=2**63))
+        await log.commit(A, write(1, 1))
+
+
+async def test_a_file_locked_by_another_process_fails_commits_until_it_is_free(
+    path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(sqlite, "_BUSY_MS", 0)
+    async with opened(path) as log:
+        await log.create(A, b"", link(0))
+        with closing(apsw.Connection(str(path))) as other:
+            other.execute("BEGIN IMMEDIATE")
+            with pytest.raises(StorageError, match="locked"):
+                await log.commit(A, write(1, 1))
+            assert await log.read(A, 0, 9, PLENTY) == (b"", 0)
+        await log.commit(A, write(1, 1))
+
+
+async def test_damage_is_reported_not_returned(path: Path) -> None:
+    async with opened(path, synchronous="off") as log:
+        await fill(log, A, 50)
+    data = bytearray(path.read_bytes())
+    data[4096:] = b"\xa5" * (len(data) - 4096)
+    path.write_bytes(data)
+    async with opened(path) as log:
+        with pytest.raises(StorageError, match=r"log\.db cannot be read: .*malformed"):
+            await log.read(A, 0, 99, PLENTY)
+        with pytest.raises(StorageError, match=r"log\.db cannot be written: .*malformed"):
+            await log.commit(A, write(51, 51))
+
+
+async def test_an_owner_that_another_process_has_replaced_is_fenced_off(path: Path) -> None:
+    async with opened(path) as old, opened(path) as new:
+        await old.create(A, b"", link(0))
+        await old.commit(A, write(1, 2))
+        fence = await new.acquire(A)
+        await new.commit(A, write(3, 3, fence=fence, floor=1))
+        with pytest.raises(ConflictError, match="under fence 1"):
+            await old.commit(A, write(3, 3))
+        # Refused, it holds nothing for true any more that it has not read again.
+        assert await old.read(A, 1, 9, PLENTY) == (blocks(2, 3), 3)
+        with pytest.raises(BelowFloorError):
+            await old.read(A, 0, 9, PLENTY)
+
+
+async def test_recent_events_are_read_without_the_file_and_older_ones_from_it(path: Path) -> None:
+    async with opened(path, cache_bytes=2000) as log:
+        await log.create(A, b"", link(0))
+        for seq in range(1, 31):
+            await log.commit(A, write(seq, seq))
+        store = log._store
+        assert store is not None
+        assert store.tails.size <= 2000
+        store.reader.close()  # only the cache can answer now
+        assert await log.read(A, 28, 99, PLENTY) == (blocks(29, 30), 30)
+        assert await log.link(A, 29) == link(29)
+        with pytest.raises(StorageError, match="cannot be read"):
+            await log.read(A, 0, 99, PLENTY)
+
+
+# --- URLs -----------------------------------------------------------------------------------
+
+
+def test_a_memory_url_is_a_log_in_memory() -> None:
+    assert isinstance(open_log("memory:"), MemoryLog)
+
+
+@pytest.mark.parametrize(
+    ("url", "expected"),
+    [
+        ("sqlite:///name.db", "{cwd}/name.db"),
+        ("sqlite:///below/name.db", "{cwd}/below/name.db"),
+        ("sqlite:////var/lib/name.db", "/var/lib/name.db"),
+        ("sqlite:///a%20b%3F.db", "{cwd}/a b?.db"),
+        ("sqlite:///:memory:", "{cwd}/:memory:"),
+    ],
+)
+def test_a_sqlite_url_names_its_file(
+    url: str, expected: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    log = open_log(url)
+    assert isinstance(log, SqliteLog)
+    assert log._path == expected.format(cwd=tmp_path)
+    assert log.durability is Durability.FSYNC
+
+
+@pytest.mark.parametrize("synchronous", ["full", "normal", "off"])
+def test_a_sqlite_url_may_say_how_durable(synchronous: str) -> None:
+    log = open_log(f"sqlite:///name.db?synchronous={synchronous}")
+    assert log.durability is (Durability.FSYNC if synchronous == "full" else Durability.OS)
+
+
+@pytest.mark.parametrize(
+    "url",
+    [
+        "",
+        "memory",
+        "memory:x",
+        "memory://",
+        "name.db",
+        "/name.db",
+        "sqlite:",
+        "sqlite:name.db",
+        "sqlite://",
+        "sqlite:///",
+        "sqlite://host/name.db",
+        "sqlite:///name.db#part",
+        "sqlite:///nul%00.db",
+        "sqlite:///name.db?mode=ro",
+        "sqlite:///name.db?synchronous",
+        "sqlite:///name.db?synchronous=",
+        "sqlite:///name.db?synchronous=maybe",
+        "sqlite:///name.db?synchronous=off&synchronous=full",
+        "sqlite://[name.db",
+        "postgres://host/db",
+    ],
+)
+def test_any_other_url_is_refused_with_what_is_accepted(url: str) -> None:
+    with pytest.raises(UsageError) as caught:
+        open_log(url)
+    assert any(word in caught.value.line for word in ("accepted: memory:", "full, normal, off"))
