@@ -351,7 +351,7 @@ async def test_a_write_under_an_older_fence_changes_nothing(log: Log) -> None:
     before = await session.state()
     write = session.write(1, entries=(entry(1),), dispatched=1, record=b"no", floor=1)
     for late in (write, Write(1, b"", 1, session.links[1], record=b"no")):
-        with pytest.raises(ConflictError, match="under fence 1; .* under fence 0"):
+        with pytest.raises(ConflictError, match=r"under fence 1; .* under fence 0"):
             await log.commit(session.key, late)
     assert await session.state() == before
     await log.commit(session.key, replace(write, fence=fence))

@@ -55,6 +55,15 @@ def path(tmp_path: Path) -> Path:
     return tmp_path / "log.db"
 
 
+def put(path: Path, content: bytes, mode: int = 0o600) -> None:
+    path.write_bytes(content)
+    path.chmod(mode)
+
+
+def mode(path: Path) -> int:
+    return stat.S_IMODE(path.stat().st_mode)
+
+
 @asynccontextmanager
 async def opened(path: Path, **options: Any) -> AsyncIterator[SqliteLog]:
     log = SqliteLog(path, **options)
@@ -181,18 +190,17 @@ async def test_a_new_file_is_its_owners_alone(path: Path) -> None:
         await log.create(A, b"", link(0))
         made = sorted(file.name for file in path.parent.iterdir())
         assert made == ["log.db", "log.db-shm", "log.db-wal"]
-        assert {stat.S_IMODE(file.stat().st_mode) for file in path.parent.iterdir()} == {0o600}
+        assert {mode(file) for file in path.parent.iterdir()} == {0o600}
 
 
 async def test_an_existing_file_keeps_its_mode(path: Path) -> None:
-    path.touch()
-    path.chmod(0o640)
+    put(path, b"", 0o640)
     async with opened(path):
-        assert stat.S_IMODE(path.stat().st_mode) == 0o640
+        assert mode(path) == 0o640
 
 
 async def test_an_empty_file_becomes_a_log_of_the_current_version(path: Path) -> None:
-    path.touch()
+    put(path, b"")
     async with opened(path) as log:
         await log.create(A, b"", link(0))
     with closing(apsw.Connection(str(path))) as db:
@@ -251,7 +259,7 @@ async def test_another_programs_file_is_refused_and_left_alone(path: Path, mark:
 
 
 async def test_a_file_that_is_no_database_cannot_be_opened(path: Path) -> None:
-    path.write_text("Dear diary, " * 100)
+    put(path, b"Dear diary, " * 100)
     with untouched(path), pytest.raises(StorageError, match=r"log\.db cannot be opened: .*not a database"):
         await SqliteLog(path).start()
 
@@ -275,6 +283,15 @@ async def test_a_file_cannot_be_made_in_a_directory_one_may_not_write(path: Path
             await SqliteLog(path).start()
     finally:
         path.parent.chmod(0o700)
+
+
+async def test_a_file_one_may_only_read_cannot_be_opened(path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    async with opened(path):
+        pass
+    # What SQLite falls back to where permissions leave it no choice; they leave root every choice.
+    monkeypatch.setattr(apsw, "SQLITE_OPEN_READWRITE", apsw.SQLITE_OPEN_READONLY)
+    with untouched(path), pytest.raises(StorageError, match=r"log\.db cannot be opened: .*readonly"):
+        await SqliteLog(path).start()
 
 
 @pytest.mark.parametrize(
@@ -333,18 +350,23 @@ async def test_nothing_of_a_write_can_be_read_before_it_is_committed(path: Path)
         await commit
 
 
-async def test_a_write_whose_caller_was_cancelled_leaves_a_whole_log(path: Path) -> None:
+async def test_a_write_whose_caller_was_cancelled_leaves_a_whole_log_and_its_group_alone(path: Path) -> None:
     async with opened(path) as log:
-        await log.create(A, b"", link(0))
+        for name in (A, B):
+            await log.create(name, b"", link(0))
         await log.commit(A, write(1, 2))
         transactions = Transactions(log)
         transactions.hold()
-        commit = asyncio.create_task(log.commit(A, write(3, 3, floor=1)))
+        first = asyncio.create_task(log.commit(B, write(1, 1)))
         await transactions.held()
-        commit.cancel()
-        with pytest.raises(asyncio.CancelledError):
-            await commit
+        cancelled = asyncio.create_task(log.commit(A, write(3, 3, floor=1)))
+        other = asyncio.create_task(log.create(key("c"), b"", link(0)))
+        await turn()
+        cancelled.cancel()
         transactions.release()
+        await asyncio.gather(first, other)
+        with pytest.raises(asyncio.CancelledError):
+            await cancelled
         await log.commit(A, write(4, 4))
         assert await log.read(A, 1, 9, PLENTY) == (blocks(2, 4), 4)
         with pytest.raises(BelowFloorError):
@@ -386,8 +408,10 @@ async def fill(log: SqliteLog, name: SessionKey, writes: int) -> None:
 async def test_evicted_events_leave_the_file(path: Path) -> None:
     async with opened(path, synchronous="off") as log:
         await fill(log, A, 10)
-        await log.commit(A, write(11, 13, floor=12))
-        assert rows(path) == {"session": 1, "segment": 1, "inbox": 10}
+        await log.commit(A, write(11, 13, floor=9))
+        assert rows(path) == {"session": 1, "segment": 2, "inbox": 10}
+        await log.commit(A, write(14, 14, floor=12))
+        assert rows(path) == {"session": 1, "segment": 2, "inbox": 10}
 
 
 async def test_a_large_eviction_leaves_the_file_a_chunk_at_a_time(path: Path) -> None:
@@ -398,12 +422,11 @@ async def test_a_large_eviction_leaves_the_file_a_chunk_at_a_time(path: Path) ->
         transactions.hold()
         commit = asyncio.create_task(log.commit(A, write(601, 601, floor=600)))
         await transactions.held()
-        transactions.hold()
-        others = [asyncio.create_task(log.commit(B, write(1, 1)))]
+        other = asyncio.create_task(log.commit(B, write(1, 1)))
         await turn()
         transactions.release()
-        await asyncio.gather(commit, *others)
-        assert rows(path)["segment"] in (2, 2 + 88)
+        await asyncio.gather(commit, other)
+        assert rows(path)["segment"] <= 2 + 600 - 2 * 256
         await log.commit(B, write(2, 2))
         assert rows(path)["segment"] == 3
 
@@ -431,6 +454,7 @@ async def test_what_a_failed_sweep_left_is_swept_after_the_next_start(path: Path
         await log.remove(A)
         await log.commit(B, write(1, 1))
         assert await log.load(A) is None
+        assert [stored.key for stored in await log.sessions()] == [B]
         assert rows(path) == {"session": 2, "segment": 4, "inbox": 3}
     async with opened(path) as log:
         await log.commit(B, write(2, 2))
@@ -468,6 +492,23 @@ async def test_a_full_disk_fails_commits_until_there_is_space_again(path: Path) 
         assert await log.read(A, 1, 9, PLENTY) == (big.segment, 2)
 
 
+@pytest.mark.parametrize("pages", [2, 20])
+async def test_a_transaction_of_several_statements_fails_whole(path: Path, pages: int) -> None:
+    async with opened(path) as log:
+        for name in (A, B):
+            await log.create(name, b"", link(0))
+        db = writer(log)
+        db.pragma("max_page_count", db.pragma("page_count") + pages)
+        entries = tuple(Entry(number, DIGEST, b"x" * 100) for number in range(1, 1001))
+        steps = (log.commit(A, write(1, 1)), log.commit(B, write(1, 2, entries=entries)))
+        outcomes = await asyncio.gather(*steps, return_exceptions=True)
+        assert [type(outcome) for outcome in outcomes] == [StorageError, StorageError]
+        assert rows(path) == {"session": 2, "segment": 0, "inbox": 0}
+        db.pragma("max_page_count", 2**20)
+        await log.commit(B, write(1, 2, entries=entries))
+        assert await log.entries(B, 0, 9999) == entries
+
+
 async def test_a_write_that_failed_after_landing_is_recognised_when_tried_again(path: Path) -> None:
     async with opened(path) as log:
         await log.create(A, b"", link(0))
@@ -503,12 +544,16 @@ async def test_a_file_locked_by_another_process_fails_commits_until_it_is_free(
         await log.commit(A, write(1, 1))
 
 
+def damage(path: Path) -> None:
+    """Spoil everything but the first page."""
+    data = path.read_bytes()
+    put(path, data[:4096].ljust(len(data), b"\xa5"))
+
+
 async def test_damage_is_reported_not_returned(path: Path) -> None:
     async with opened(path, synchronous="off") as log:
         await fill(log, A, 50)
-    data = bytearray(path.read_bytes())
-    data[4096:] = b"\xa5" * (len(data) - 4096)
-    path.write_bytes(data)
+    damage(path)
     async with opened(path) as log:
         with pytest.raises(StorageError, match=r"log\.db cannot be read: .*malformed"):
             await log.read(A, 0, 99, PLENTY)

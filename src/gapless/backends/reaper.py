@@ -5,11 +5,11 @@ between itself and the MCP server::
 
     python -I -S reaper.py CONTROL DIRECTORY COMMAND...
 
-DIRECTORY is where the command starts, if not empty. CONTROL is a connected stream socket whose other end Gapless alone holds. Its end of file, be it
-Gapless's wish or its death by SIGKILL, makes the command end: it has `GRACE` seconds to notice that
-its stdin has ended, `GRACE` more after a SIGTERM, and is killed then. Whenever the command has ended,
-what it has left behind in its process group is killed. stdin, stdout and stderr are the
-command's own: no byte passes through here.
+DIRECTORY is where the command starts, if not empty. CONTROL is a connected stream socket whose
+other end Gapless alone holds. Its end of file, be it Gapless's wish or its death by SIGKILL, makes
+the command end: it has `GRACE` seconds to notice that its stdin has ended, `GRACE` more after a
+SIGTERM, and is killed then. Whenever the command has ended, what it has left behind in its process
+group is killed. stdin, stdout and stderr are the command's own: no byte passes through here.
 
 What is said on CONTROL, a line each: ``started PID`` or ``failed REASON``, then ``exited STATUS``
 (negative: the signal that killed it). The reaper's own exit status is the command's, by the customs

@@ -15,6 +15,7 @@ from contextlib import suppress
 from typing import Any, Final, cast
 
 import anyio
+from anyio.streams.memory import MemoryObjectSendStream
 from mcp.server import MCPServer, Server
 from mcp.server.runner import serve_dual_era_loop
 from mcp.shared.message import ServerMessageMetadata, SessionMessage
@@ -125,7 +126,7 @@ class _SdkBackend(Backend):
         except ValidationError as error:
             await self._refuse(envelope, error)
         else:
-            await self._tell_server(message)
+            await self._put(self._to_server, message)
 
     async def close(self) -> None:
         if self._closing is None:
@@ -177,7 +178,9 @@ class _SdkBackend(Backend):
     async def _replace(self, message: JSONRPCMessage, trouble: str) -> None:
         """Answer in place of a message that must not leave (W4); one that nobody awaits is dropped."""
         if isinstance(message, JSONRPCRequest):
-            await self._tell_server(_error(message.id, INVALID_REQUEST, f"unusable request: {trouble}"))
+            with suppress(BackendError):  # `lost` is next
+                answer = _error(message.id, INVALID_REQUEST, f"unusable request: {trouble}")
+                await self._put(self._to_server, answer)
         elif not isinstance(message, JSONRPCNotification):
             answer = error_response(
                 message.id, INTERNAL_ERROR, f"unusable answer of the MCP server: {trouble}"
@@ -192,22 +195,18 @@ class _SdkBackend(Backend):
         if envelope.kind is Kind.REQUEST:
             assert envelope.id is not None
             answer = _error(envelope.id, code, f"unusable request: {trouble}")
-            with suppress(*_GONE):  # `lost` settles it then
-                await self._to_client.send(SessionMessage(answer))
+            pass
         elif envelope.kind is Kind.RESPONSE and envelope.id is not None:
             answer = _error(envelope.id, INTERNAL_ERROR, f"unusable answer of the client: {trouble}")
-            await self._tell_server(answer)
+            await self._put(self._to_server, answer)
         else:
             _log.warning("%s: dropped a client's message: %s", self._name, trouble)
 
-    async def _tell_server(self, message: JSONRPCMessage) -> None:
+    async def _put(self, stream: MemoryObjectSendStream[SessionMessage], message: JSONRPCMessage) -> None:
         try:
-            await self._to_server.send(SessionMessage(message))
-        except _GONE:
+            await stream.send(SessionMessage(message))
+        except (anyio.ClosedResourceError, anyio.BrokenResourceError):
             raise BackendError(f"the MCP server {self._name!r} is gone") from None
-
-
-_GONE: Final = (anyio.ClosedResourceError, anyio.BrokenResourceError)
 
 
 def _low_level(server: object) -> Server[Any]:

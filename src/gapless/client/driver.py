@@ -54,13 +54,17 @@ _LAST_WORDS: Final = 2.0
 
 @dataclass(frozen=True, slots=True)
 class Network:
-    """How to reach the server. All of it as httpx2 takes it; the WebSocket gets the same."""
+    """How to reach the server; the WebSocket gets what httpx2 gets.
+
+    `answer_timeout` is how many seconds any request may go without an answer: the protocol has
+    every one answered within a round trip, or one probe (B5).
+    """
 
     client: httpx2.AsyncClient
     headers: Mapping[str, str]
     tls: ssl.SSLContext | None
     proxy: str | None
-    handshake_timeout: float = 10.0
+    answer_timeout: float
 
 
 @dataclass(frozen=True, slots=True)
@@ -162,7 +166,15 @@ class Driver:
                 self._saving(True)
                 url = self._endpoints.session(session, "events")
                 reading = read_stream(
-                    self._network.client, url, self._process, attempt, cursor, self._limit, self.put, self._reading
+                    self._network.client,
+                    url,
+                    self._process,
+                    attempt,
+                    cursor,
+                    limit=self._limit,
+                    timeout=self._network.answer_timeout,
+                    put=self.put,
+                    room=self._reading,
                 )
                 self._readers[attempt] = self._spawn(reading)
             case Negotiate(attempt, cursor, nonce):
@@ -235,7 +247,7 @@ class Driver:
             headers=network.headers,
             tls=network.tls,
             proxy=network.proxy,
-            timeout=network.handshake_timeout,
+            timeout=network.answer_timeout,
             put=put,
         )
         if socket is None:

@@ -18,7 +18,6 @@ __all__ = ["SUBPROTOCOL", "Endpoints", "Http", "refused"]
 
 SUBPROTOCOL: Final = "mcp.v1"
 _JSON: Final = "application/json"
-_REQUEST_TIMEOUT: Final = httpx2.Timeout(30.0, connect=10.0)
 _BODY_MOST: Final = 64 * 1024
 
 
@@ -57,9 +56,7 @@ class Http:
     ) -> httpx2.Response | Failed:
         all_headers = {"Mcp-Client": self._process, **(headers or {})}
         try:
-            return await self._client.request(
-                method, url, content=content, headers=all_headers, timeout=_REQUEST_TIMEOUT
-            )
+            return await self._client.request(method, url, content=content, headers=all_headers)
         except httpx2.HTTPError as error:
             return Failed(attempt, f"{method} {url.rpartition('/')[2]}: {error or type(error).__name__}")
 

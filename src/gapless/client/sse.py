@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import asyncio
 from collections.abc import Awaitable, Callable
+from contextlib import aclosing
 from typing import Final
 
 import httpx2
@@ -17,7 +19,6 @@ __all__ = ["DEFAULT_LIMIT", "read_stream"]
 
 DEFAULT_LIMIT: Final = 4 * 1024 * 1024
 """Bytes of a message where the server has not said."""
-_TIMEOUT: Final = httpx2.Timeout(10.0, read=None)
 _ERROR_MOST: Final = 64 * 1024
 
 
@@ -27,18 +28,24 @@ async def read_stream(
     process: str,
     attempt: int,
     cursor: EventId,
+    *,
     limit: int,
+    timeout: float,
     put: Callable[[Input], None],
     room: Callable[[], Awaitable[None]],
 ) -> None:
     """GET the events after `cursor` and put in what arrives, until the stream ends or breaks.
 
-    `room` returns when the next block may be read (U10). Silence is the machine's to notice (C8).
+    `room` returns when the next block may be read (U10). The answer has `timeout` seconds to come;
+    silence after it is the machine's to notice (C8).
     """
     headers = {"Accept": "text/event-stream", "Last-Event-ID": str(cursor), "Mcp-Client": process}
+    request = client.build_request("GET", url, headers=headers, timeout=httpx2.Timeout(timeout, read=None))
     opened = False
     try:
-        async with client.stream("GET", url, headers=headers, timeout=_TIMEOUT) as response:
+        async with asyncio.timeout(timeout):
+            response = await client.send(request, stream=True)
+        async with aclosing(response):
             if response.status_code != 200:
                 body = b""
                 async for chunk in response.aiter_bytes():
@@ -62,7 +69,7 @@ async def read_stream(
                 for block in blocks:
                     await room()
                     put(Arrived(attempt, block))
-    except (httpx2.HTTPError, MalformedError, TooLargeError) as error:
+    except (httpx2.HTTPError, TimeoutError, MalformedError, TooLargeError) as error:
         if not opened:
             put(Failed(attempt, f"GET events: {error or type(error).__name__}"))
             return

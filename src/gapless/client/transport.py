@@ -52,6 +52,7 @@ def connect(
     verify: ssl.SSLContext | bool = True,
     proxy: str | None = None,
     trust_env: bool = True,
+    answer_timeout: float = 10.0,
 ) -> Connection:
     """A transport to the Gapless server at `url`, for the official SDK's `Client` or `ClientSession`.
 
@@ -64,6 +65,7 @@ def connect(
         retry: backoff; `Retry()` by default.
         observe: called with everything that happens, for display and diagnosis.
         headers, auth, verify, proxy, trust_env: as httpx2 takes them; the WebSocket gets the same.
+        answer_timeout: seconds that any request, the handshake included, may go without an answer.
 
     Raises:
         UsageError: the URL is not http(s), or `upgrade` is none of the three.
@@ -77,7 +79,7 @@ def connect(
         options["auth"] = auth
     if proxy is not None:
         options["proxy"] = proxy
-    return Connection(url.rstrip("/"), upgrade, state, steps, retry, observe, options)
+    return Connection(url.rstrip("/"), upgrade, state, steps, retry, observe, options, answer_timeout)
 
 
 class Connection:
@@ -96,6 +98,7 @@ class Connection:
         retry: Retry | None,
         observe: Callable[[Observation], None] | None,
         options: dict[str, Any],
+        answer_timeout: float,
     ) -> None:
         self.url = url
         self.recovered: list[dict[str, Any]] = []
@@ -105,6 +108,7 @@ class Connection:
         self._retry = retry
         self._observe = observe
         self._options = options
+        self._answer_timeout = answer_timeout
         self._file = None if state is None else StateFile(state)
         self._saved: Saved | None = None
         self._saved_at = 0.0
@@ -150,10 +154,12 @@ class Connection:
 
     async def __aenter__(self) -> tuple[MemoryObjectReceiveStream[_Received], MemoryObjectSendStream[SessionMessage]]:
         self._resume()
-        client = self._http = httpx2.AsyncClient(**self._options)
+        client = self._http = httpx2.AsyncClient(timeout=httpx2.Timeout(self._answer_timeout), **self._options)
         verify = self._options["verify"]
         tls = _tls(self.url, verify)
-        network = Network(client, _socket_headers(self._options), tls, self._options.get("proxy"))
+        network = Network(
+            client, _socket_headers(self._options), tls, self._options.get("proxy"), self._answer_timeout
+        )
         process = secrets.token_urlsafe(12)
         self._to_app, read = anyio.create_memory_object_stream[_Received](0)
         write, self._from_app = anyio.create_memory_object_stream[SessionMessage](0)

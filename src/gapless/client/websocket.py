@@ -105,11 +105,8 @@ async def knock(
         )
     except InvalidStatus as error:
         response = error.response
-        if response.status_code == 200:
-            put(Failed(attempt, "something on the way answered the handshake with 200"))
-        else:
-            retry_after = response.headers.get("Retry-After")
-            put(refused(attempt, response.status_code, bytes(response.body or b""), retry_after))
+        retry_after = response.headers.get("Retry-After")
+        put(refused(attempt, response.status_code, bytes(response.body or b""), retry_after))
         return None
     except (InvalidHandshake, InvalidURI, OSError, TimeoutError, EOFError) as error:
         put(Failed(attempt, f"the handshake failed: {error or type(error).__name__}"))

@@ -16,7 +16,7 @@ from __future__ import annotations
 import asyncio
 import os
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Generator
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import ExitStack, closing, contextmanager, suppress
 from dataclasses import dataclass
@@ -324,8 +324,7 @@ class _Writer:
             self._insert([row for job in jobs for row in job.rows])
         except Exception as error:  # whatever it is, those who wait must hear of it
             failure = error
-        answers = self._answers.copy()
-        self._answers.clear()
+        answers, self._answers = self._answers, {}
         self._loop.call_soon_threadsafe(self._deliver, jobs, answers, failure)
 
     def _insert(self, rows: list[_Row]) -> None:
@@ -385,7 +384,8 @@ class _Store:
 
 
 def _storage_error(path: str, what: str, error: Exception) -> StorageError:
-    failure = StorageError(f"the log {path} cannot be {what}: {error}")
+    reason = error.strerror if isinstance(error, OSError) else error
+    failure = StorageError(f"the log {path} cannot be {what}: {reason}")
     failure.__cause__ = error
     return failure
 
@@ -402,6 +402,8 @@ def _open(path: str, synchronous: str) -> tuple[apsw.Connection, apsw.Connection
             os.close(os.open(path, os.O_CREAT | os.O_EXCL | os.O_RDWR, 0o600))
         with ExitStack() as stack:
             writer = stack.enter_context(closing(_connect(path)))
+            if writer.readonly("main"):  # SQLite opens it all the same, to fail at the first commit
+                raise apsw.ReadOnlyError("attempt to write a readonly database")
             _migrate(writer, path)
             writer.pragma("synchronous", synchronous)
             writer.pragma("fullfsync", 1)  # where `fsync` alone leaves it to the disk's cache
@@ -422,7 +424,7 @@ def _connect(path: str) -> apsw.Connection:
 
 
 @contextmanager
-def _transaction(db: apsw.Connection) -> Iterator[None]:
+def _transaction(db: apsw.Connection) -> Generator[None]:
     """One transaction. (`with db:` keeps the interpreter to itself while it waits for lock and disk.)"""
     db.execute("BEGIN IMMEDIATE")
     try:

@@ -169,6 +169,7 @@ class Client:
         self._heard = 0.0
         self._attached = 0.0
         self._retry_floor = 0.0
+        self._primed_retry = 0.0
         self._acked = 0 if cursor is None else cursor.seq
         self._ack_at: float | None = None
         self._door_shut = policy == "never"
@@ -180,6 +181,8 @@ class Client:
         self._ticket: str | None = None
         self._ticket_failures = 0
         self._post_attempt: int | None = None
+        self._posted_on = 0
+        self._posts = 0
 
     # What the caller asks ----------------------------------------------------------------------------
 
@@ -362,6 +365,7 @@ class Client:
                 return self._control(block, now)
             self.incoming.prime(block)
             self._note_retry(block)
+            self._primed_retry = self._retry_floor
             return []
         except MalformedError as error:
             return self._fault(CursorDiscontinuityError(f"a block that makes no sense: {error}"), now)
@@ -371,6 +375,8 @@ class Client:
     def _event(self, block: Block) -> list[Effect]:
         id = self.incoming.event(block, self.phase is Phase.BRIDGING)
         self.committed = max(self.committed, id.seq)
+        if block.event == "upgrade-accepted":
+            self._retry_floor = self._primed_retry  # U10: the `retry:` before it is for EventSource
         return []
 
     def _control(self, block: Block, now: float) -> list[Effect]:
@@ -378,9 +384,11 @@ class Client:
         match block.event:
             case "received":
                 body = read_object(block.data)
-                # The block after priming opens the connection; a POST under way has its own answer.
-                opens = self.stream is not None and self.outgoing.posting is None
-                if body.get("resend") or opens:
+                # The block after priming opens the connection. A POST made since has its own answer; one
+                # made before may hang in a connection that died with the last one.
+                if self.outgoing.posting is not None and self._posted_on < (self.stream or 0):
+                    self.outgoing.posting = self._post_attempt = None
+                if body.get("resend") or (self.stream is not None and self.outgoing.posting is None):
                     return self._statement(body, now)
                 self._note_received(body.get("received"))
                 return []
@@ -501,13 +509,11 @@ class Client:
             return [Send(self.socket, encode_messages([kept])) for kept in due] + self._flush(now)
         if self.outgoing.posting is not None or self._post_wake is not None:
             return []
-        self._post_attempt = self._new_post()
+        self._posts += 1
+        self._post_attempt = -self._posts  # below zero: never taken for a connection's
+        self._posted_on = self.attempt
         self.outgoing.posting = self.outgoing.sent = due[-1].number
         return [Post(self._post_attempt, tuple(due))]
-
-    def _new_post(self) -> int:
-        # POSTs have numbers of their own, below zero, so that they are never taken for a connection's.
-        return (self._post_attempt or 0) - 1
 
     def _statement(self, body: dict[str, Any], now: float) -> list[Effect]:
         """A statement of `received` that makes us resend from there (L6)."""
@@ -624,11 +630,8 @@ class Client:
                 return self._rest(Phase.OPENING, None, now, message)
             case Phase.NEGOTIATING:
                 return self._rest(Phase.NEGOTIATING, None, now, message)  # the same nonce again (U7)
-            case Phase.KNOCKING if self._outstanding is not None or self._ticket is not None:
-                self._ticket_failures += 1
-                if self._ticket_failures >= 2:  # U6: for clients that cannot read a 426
-                    return self._shut_door(now)
-                return self._rest(Phase.KNOCKING, None, now, message)
+            case Phase.KNOCKING if self._ticket is not None:
+                return self._rest(Phase.KNOCKING, None, now, message)  # B3: repeating it is no resume
             case Phase.KNOCKING:
                 return self._carry_on(now)
             case _:
@@ -643,6 +646,10 @@ class Client:
             if self.phase is Phase.OPENING and 400 <= input.status < 500 and input.status not in (408, 425, 429):
                 text = f"the server answered {input.status} to POST /session: it does not speak this protocol"
                 return self._end(RefusedError(text, code=Reason.MALFORMED, hint="is this the URL of a Gapless server?"))
+            if self.phase is Phase.KNOCKING and self._ticket is not None:
+                self._ticket_failures += 1
+                if self._ticket_failures >= 2:  # U6: something on the way answers handshakes by itself
+                    return self._shut_door(now)
             return self._unanswered(f"answered {input.status}", now)
         self.committed = max(self.committed, refusal.committed or 0)
         evicted = refusal.reason is Reason.CURSOR_EVICTED

@@ -25,6 +25,10 @@ __all__ = ["ConnectionId", "Deliver", "Delivery", "Finish", "Medium", "Step", "W
 ConnectionId = NewType("ConnectionId", int)
 
 
+_SESSION_RETRY = 100
+"""Milliseconds of the `retry:` in the session view, whose clients back off by themselves."""
+
+
 class Medium(Enum):
     """What a connection speaks."""
 
@@ -194,8 +198,9 @@ def _control(session: Session, delivery: Delivery) -> bytes:
 
 def _opening(session: Session, delivery: Delivery) -> bytes:
     if delivery.medium is Medium.EVENTS:
-        out = encode_prime(delivery.opening, int(session.limits.retry * 1000)) if delivery.primed else b""
-        return out if delivery.stream is not None else out + _received(session.inbox.durable, False)
+        if delivery.stream is None:
+            return encode_prime(delivery.opening, _SESSION_RETRY) + _received(session.inbox.durable, False)
+        return encode_prime(delivery.opening, int(session.limits.retry * 1000)) if delivery.primed else b""
     body = {
         "cursor": delivery.gate,
         "from": str(delivery.opening),

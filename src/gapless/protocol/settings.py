@@ -33,7 +33,7 @@ class Limits:
     tombstone: float = 24 * 3600.0
     """How long an ended session's reason is told (B4)."""
     retry: float = 1.0
-    """The `retry:` of an ordinary event stream (C6)."""
+    """The `retry:` of the stream view's event streams (C6), whose clients give up after two failures."""
     max_inbox: int = 1024
     """Accepted messages that wait for the backend; above it `limit`."""
 

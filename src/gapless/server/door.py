@@ -217,7 +217,7 @@ class SessionView:
 
     async def _ack(self, live: Live, scope: Scope, receive: Receive, send: Send) -> None:
         body = await self._json(live, scope, receive)
-        cursor = await self._cursor(live, _string(body, "cursor"))
+        cursor = await self._cursor(live, self._string(live, body, "cursor"))
         match _answer(await live.put(Acked(cursor))):
             case Stated(ack):
                 await respond_json(send, 200, {"ack": ack})
@@ -242,11 +242,18 @@ class SessionView:
         except (msgspec.DecodeError, UnicodeDecodeError, RecursionError) as error:
             raise RefusedRequest(live.machine.refusal(Reason.MALFORMED, str(error)).refusal) from None
 
+    def _string(self, live: Live, body: dict[str, Any], name: str) -> str:
+        value = body.get(name)
+        if not isinstance(value, str):
+            text = f"the body has no {name!r}"
+            raise RefusedRequest(live.machine.refusal(Reason.MALFORMED, text).refusal)
+        return value
+
     # The door --------------------------------------------------------------------------------------
 
     async def _upgrade(self, live: Live, scope: Scope, receive: Receive, send: Send) -> None:
         body = await self._json(live, scope, receive)
-        stated, nonce = _string(body, "cursor"), _string(body, "negotiation")
+        stated, nonce = self._string(live, body, "cursor"), self._string(live, body, "negotiation")
         if not nonce or len(nonce) > 128:
             text = "an upgrade names its negotiation: a nonce of 1 to 128 characters"
             raise RefusedRequest(live.machine.refusal(Reason.MALFORMED, text).refusal)
@@ -389,7 +396,7 @@ class SessionView:
         malformed = Refusal(Reason.MALFORMED, "").row.close
         try:
             body = msgspec.json.decode(data, type=dict[str, Any])
-            stated = parse_cursor(_string(body, "cursor"))
+            stated = parse_cursor(self._string(live, body, "cursor"))
         except (msgspec.DecodeError, UnicodeDecodeError, RecursionError, MalformedError, RefusedRequest):
             return malformed
         cursor = await live.cursor(stated)
@@ -412,10 +419,3 @@ def _process(scope: Scope, headers: Headers) -> str | None:
 def _events_url(scope: Scope) -> str:
     path: str = scope["path"]
     return path.rpartition("/")[0] + "/events"
-
-
-def _string(body: dict[str, Any], name: str) -> str:
-    value = body.get(name)
-    if not isinstance(value, str):
-        raise RefusedRequest(Refusal(Reason.MALFORMED, f"the body has no {name!r}"))
-    return value

@@ -38,6 +38,9 @@ __all__ = [
 JSON: Final = "application/json"
 STREAM: Final = "text/event-stream"
 
+_LINGER: Final = 0.2
+"""Seconds that a refused handshake waits for its peer to go."""
+
 _PRIVATE: Final = ((b"cache-control", b"no-store"), (b"referrer-policy", b"no-referrer"))
 _STREAMED: Final = (
     (b"cache-control", b"no-store, no-transform"),
@@ -128,10 +131,12 @@ async def respond(
     send: Send, status: int, body: bytes, headers: Mapping[str, str] | None = None, *, kind: str = "http.response"
 ) -> None:
     """Send one whole response; `kind` is `websocket.http.response` for a denial."""
-    raw = [*_PRIVATE, (b"content-length", b"%d" % len(body))]
-    if body:
-        raw.append((b"content-type", JSON.encode()))
+    raw = [*_PRIVATE]
+    if status != 204:
+        raw.append((b"content-length", b"%d" % len(body)))
     raw += [(name.lower().encode(), value.encode()) for name, value in (headers or {}).items()]
+    if body and not any(name == b"content-type" for name, _ in raw):
+        raw.append((b"content-type", JSON.encode()))
     await send({"type": f"{kind}.start", "status": status, "headers": raw})
     await send({"type": f"{kind}.body", "body": body})
 
@@ -157,8 +162,12 @@ async def refuse(
         await respond(send, refusal.row.status, refusal.body(), extra, kind="websocket.http.response")
     else:
         await send({"type": "websocket.close", "code": refusal.row.close or 1008, "reason": refusal.reason.value})
-    while (await receive())["type"] != "websocket.disconnect":
-        pass  # servers log an error if the application leaves before the peer has
+    with suppress(TimeoutError):
+        async with asyncio.timeout(_LINGER):
+            # uvicorn reports a disconnect when it has written the denial, and another when the peer
+            # is gone; it logs an error if the application leaves before that.
+            while True:
+                await receive()
 
 
 async def serve_events(

@@ -1,0 +1,71 @@
+"""An option for each limit and timer (§8). Defaults and types are those of `Limits`."""
+
+from __future__ import annotations
+
+import inspect
+import math
+from collections.abc import Callable
+from dataclasses import fields
+from functools import wraps
+from typing import Annotated, Any, Final
+
+import typer
+
+from gapless.cli.output import size, span
+from gapless.protocol.settings import Limits
+
+__all__ = ["with_limits"]
+
+_HELP: Final = {
+    "max_message_bytes": "The largest message, either way.",
+    "retain_events": "How many events are kept of a session.",
+    "retain_bytes": "How many bytes of events are kept of a session.",
+    "retain_seconds": "How long an event is kept.",
+    "ack_window": "How long a new WebSocket may go without acknowledging what it missed.",
+    "upgrade_window": "How long the events that an upgrade carries across are kept whatever the limits say.",
+    "probe_timeout": "How long a WebSocket may be silent when somebody else asks for its session.",
+    "keepalive": "How often a silent connection carries a sign of life.",
+    "session_expiry": "How long a session lives without a connection.",
+    "tombstone": "How long it is told why a session ended.",
+}
+
+
+def with_limits(command: Callable[..., None]) -> Callable[..., None]:
+    """Give `command`, which takes `limits`, an option for each of them instead."""
+    options = [_option(field.name, field.default) for field in fields(Limits) if field.name in _HELP]
+
+    @wraps(command)
+    def wrapper(**given: Any) -> None:
+        limits = Limits(**{name: given.pop(name) for name in _HELP})
+        command(**given, limits=limits)
+
+    signature = inspect.signature(command, eval_str=True)
+    kept = [parameter for parameter in signature.parameters.values() if parameter.name != "limits"]
+    wrapper.__dict__["__signature__"] = signature.replace(parameters=[*kept, *options])
+    wrapper.__annotations__ = {parameter.name: parameter.annotation for parameter in [*kept, *options]}
+    return wrapper
+
+
+def _option(name: str, default: Any) -> inspect.Parameter:
+    if isinstance(default, float):
+        unit, also = "seconds", f" = {span(default)}" if default >= 120 else ""
+    elif name.endswith("bytes"):
+        unit, also = "bytes", f" = {size(default)}"
+    else:
+        unit, also = "events", ""
+    option = typer.Option(
+        help=f"{_HELP[name]} [dim]\\[default: {default:.10g}{also}][/dim]",
+        metavar=f"<{unit}>",
+        show_default=False,
+        callback=_positive,
+        rich_help_panel="Limits and timers",
+    )
+    return inspect.Parameter(
+        name, inspect.Parameter.KEYWORD_ONLY, default=default, annotation=Annotated[type(default), option]
+    )
+
+
+def _positive(value: float) -> float:
+    if not 0 < value < math.inf:
+        raise typer.BadParameter(f"{value:g} is not above 0")
+    return value

@@ -1,0 +1,151 @@
+"""The process that serves: its sockets, its signals, its end."""
+
+from __future__ import annotations
+
+import asyncio
+import errno
+import logging
+import os
+import signal
+import socket
+import threading
+from collections.abc import Callable, Generator
+from contextlib import contextmanager
+from types import FrameType
+from typing import Final
+
+import uvicorn
+
+from gapless.errors import GaplessError, UsageError
+from gapless.protocol.block import BLOCK_OVERHEAD
+from gapless.protocol.refusal import CLOSE_RESTART
+from gapless.server.app import Gapless
+
+__all__ = ["bind", "run"]
+
+_STALLED_MS: Final = 30_000
+"""How long a peer may leave what was written unacknowledged before the kernel gives it up."""
+_FRAME: Final = 64 * 1024
+"""What a frame may hold beside the largest message."""
+_GRACE: Final = 2
+"""Seconds that connections may take to end after they were told to."""
+_PATIENCE: Final = 4.5
+"""Seconds after which the process leaves whatever still runs."""
+
+
+def bind(host: str, port: int) -> socket.socket:
+    """A listening socket. Bound before anything is started, so that a port in use costs nothing.
+
+    Raises:
+        UsageError: no such host. GaplessError: the port cannot be had.
+    """
+    try:
+        family, *_, address = socket.getaddrinfo(
+            host, port, type=socket.SOCK_STREAM, flags=socket.AI_PASSIVE
+        )[0]
+    except (OSError, UnicodeError):
+        hint = "127.0.0.1 is this machine alone, 0.0.0.0 every network"
+        raise UsageError(f"--host {host}: there is no such host", hint=hint) from None
+    try:
+        listening = socket.create_server(address[:2], family=family, backlog=2048)
+    except OSError as error:
+        raise _no_port(host, port, error) from None
+    if hasattr(socket, "TCP_USER_TIMEOUT"):  # Linux; accepted sockets inherit it
+        listening.setsockopt(socket.IPPROTO_TCP, socket.TCP_USER_TIMEOUT, _STALLED_MS)
+    return listening
+
+
+def _no_port(host: str, port: int, error: OSError) -> GaplessError:
+    match error.errno:
+        case errno.EADDRINUSE:
+            hint = "stop what uses it, or choose another with --port; 0 takes any that is free"
+            return GaplessError(f"port {port} of {host} is in use", hint=hint)
+        case errno.EACCES:
+            return GaplessError(f"port {port} is reserved", hint="choose one above 1023 with --port")
+        case _:
+            return GaplessError(f"cannot listen on port {port} of {host}: {os.strerror(error.errno or 0)}")
+
+
+def run(app: Gapless, listening: socket.socket, started: Callable[[], None]) -> None:
+    """Serve until SIGINT or SIGTERM; `started` is called when requests are answered.
+
+    Raises:
+        GaplessError: the log or the MCP server could not be started.
+    """
+    _log_to_stderr()
+    with asyncio.Runner(loop_factory=_loop_factory()) as runner:
+        runner.run(_serve(app, listening, started))
+
+
+def _log_to_stderr() -> None:
+    """Our own loggers only: those of an MCP server in this process are as it has set them up."""
+    handler = logging.StreamHandler()
+    handler.setFormatter(logging.Formatter("gapless: %(levelname)s: %(message)s"))
+    for name in ("gapless", "uvicorn", "asyncio"):
+        logger = logging.getLogger(name)
+        logger.addHandler(handler)
+        logger.setLevel(logging.WARNING)
+        logger.propagate = False
+
+
+def _loop_factory() -> Callable[[], asyncio.AbstractEventLoop] | None:
+    try:
+        import uvloop
+    except ImportError:
+        return None
+    return uvloop.new_event_loop
+
+
+class _Server(uvicorn.Server):
+    @contextmanager
+    def capture_signals(self) -> Generator[None]:
+        """Leave signals to us: uvicorn would wait for streams that nobody has told to end."""
+        yield
+
+
+async def _serve(app: Gapless, listening: socket.socket, started: Callable[[], None]) -> None:
+    server = _Server(
+        uvicorn.Config(
+            app,
+            http="httptools",
+            ws="websockets-sansio",
+            # ASGI cannot tell of pongs: our own probes and keep-alives do what pings are for.
+            ws_ping_interval=None,
+            ws_max_size=app.sessions.limits.max_message_bytes + BLOCK_OVERHEAD + _FRAME,
+            lifespan="off",  # below: its errors are to be told in one line
+            access_log=False,
+            server_header=False,
+            log_config=None,
+            log_level="warning",
+            timeout_graceful_shutdown=_GRACE,
+        )
+    )
+    loop = asyncio.get_running_loop()
+
+    def stop(number: int, _: FrameType | None) -> None:
+        if server.should_exit:
+            os._exit(128 + number)  # asked twice: at once; what was acknowledged is durable
+        server.should_exit = True
+        _leave_in_time()
+        loop.call_soon_threadsafe(app.sessions.drain, CLOSE_RESTART)
+
+    for number in (signal.SIGINT, signal.SIGTERM):
+        signal.signal(number, stop)
+    await app.sessions.start()
+    try:
+        started()
+        await server.serve(sockets=[listening])
+    finally:
+        await app.sessions.close()
+
+
+def _leave_in_time() -> None:
+    """A thread that nobody can stop (a tool in this process, say) must not hold up the end."""
+
+    def leave() -> None:
+        os.write(2, b"gapless: something did not end in time and was left behind\n")
+        os._exit(0)
+
+    timer = threading.Timer(_PATIENCE, leave)
+    timer.daemon = True
+    timer.start()

@@ -1,0 +1,145 @@
+"""`gapless serve`: any MCP server, durably, over HTTP."""
+
+from __future__ import annotations
+
+import os
+import re
+import shutil
+import sys
+from typing import TYPE_CHECKING, Annotated, Final, Literal
+
+import typer
+
+from gapless.cli.limits import with_limits
+from gapless.cli.output import examples, say
+from gapless.errors import UsageError
+from gapless.protocol.settings import Limits
+
+if TYPE_CHECKING:
+    from gapless.backends.base import BackendFactory
+
+__all__ = ["DEFAULT_LOG", "SERVE_EXAMPLES", "serve"]
+
+DEFAULT_LOG: Final = "sqlite:///gapless.db"
+SERVE_EXAMPLES: Final = examples(
+    "gapless serve -- python server.py      # a stdio server, started per session",
+    "gapless serve server:mcp --port 9000   # the MCPServer mcp in server.py",
+    "gapless serve --log memory: -- npx -y @modelcontextprotocol/server-everything",
+)
+
+_MODULE: Final = re.compile(r"[^\W\d]\w*(\.[^\W\d]\w*)*:[\w.]+")
+_ANY: Final = ("", "0.0.0.0", "::")
+_NETWORK: Final = "Network"
+
+
+@with_limits
+def serve(
+    target: Annotated[
+        list[str] | None,
+        typer.Argument(
+            metavar="MODULE:ATTR | -- CMD",
+            show_default=False,
+            help="An MCPServer or Server of the Python SDK, in this process; or a stdio server's command.",
+        ),
+    ] = None,
+    *,
+    log: Annotated[
+        str,
+        typer.Option(
+            help="Where sessions are kept: sqlite:///relative.db, sqlite:////absolute.db or memory:"
+        ),
+    ] = DEFAULT_LOG,
+    on_backend_loss: Annotated[
+        Literal["supersede", "restart"],
+        typer.Option(help="When a session's MCP server is gone: supersede ends the session, and says so."),
+    ] = "supersede",
+    host: Annotated[
+        str, typer.Option(help="The address to listen on.", rich_help_panel=_NETWORK)
+    ] = "127.0.0.1",
+    port: Annotated[
+        int, typer.Option(min=0, max=65535, help="0 takes one that is free.", rich_help_panel=_NETWORK)
+    ] = 8000,
+    path: Annotated[str, typer.Option(help="Where the endpoints are.", rich_help_panel=_NETWORK)] = "/mcp",
+    allowed_host: Annotated[
+        list[str] | None,
+        typer.Option(
+            help="allowed_hosts: a name that clients may call this server by; repeat it for several, * allows "
+            "any. [dim]\\[default: localhost and the address given by --host][/dim]",
+            rich_help_panel=_NETWORK,
+        ),
+    ] = None,
+    allowed_origin: Annotated[
+        list[str] | None,
+        typer.Option(
+            help="allowed_origins: a web origin (https://app.example) whose pages may call this server; repeat it "
+            "for several, * allows any. [dim]\\[default: localhost][/dim]",
+            rich_help_panel=_NETWORK,
+        ),
+    ] = None,
+    limits: Limits,
+) -> None:
+    """Serve an MCP server so that its sessions survive their connections.
+
+    Clients that speak only standard Streamable HTTP are served too, at the same URL.
+    """
+    if on_backend_loss == "restart":
+        raise UsageError("--on-backend-loss restart comes in a later version", hint="leave it out")
+    if not path.startswith("/"):
+        raise UsageError(f"--path {path} does not start with /", hint=f"write --path /{path}")
+
+    from gapless.cli.process import bind, run
+    from gapless.log.open import open_log
+    from gapless.server.access import LOOPBACK
+    from gapless.server.app import Settings, build
+
+    name, backends = _backends(target or [], limits)
+    store = open_log(log)
+    shown = f"[{host}]" if ":" in host else host or "0.0.0.0"
+    hosts = allowed_host or ([*LOOPBACK] if host in _ANY else [*LOOPBACK, shown.lower()])
+    settings = Settings(path, limits, [name.lower() for name in hosts], allowed_origin or LOOPBACK)
+    listening = bind(host, port)
+    url = f"http://{shown}:{listening.getsockname()[1]}{path.rstrip('/')}"
+
+    def started() -> None:
+        say(f"{name} is served at {url}, log {log}, durability {store.durability}; Ctrl-C stops it")
+        if host in _ANY and not allowed_host:
+            say("only requests to localhost are answered: --allowed-host names the hosts clients may call")
+
+    run(build(store, backends, settings), listening, started)
+
+
+def _backends(target: list[str], limits: Limits) -> tuple[str, BackendFactory]:
+    """What is to be served, and its name."""
+    match target:
+        case []:
+            raise UsageError(
+                "nothing to serve", hint="gapless serve -- CMD ARGS..., or gapless serve module:attr"
+            )
+        case [word] if _MODULE.fullmatch(word):
+            return word, _imported(word)
+        case [program, *arguments]:
+            from gapless.backends.stdio import StdioBackends
+
+            if shutil.which(program) is None:
+                raise UsageError(f"there is no program {program!r}", hint=_meant(program))
+            shown = os.path.basename(program) + (" ..." if arguments else "")  # arguments may hold secrets
+            return shown, StdioBackends(target, max_message_bytes=limits.max_message_bytes)
+
+
+def _meant(program: str) -> str:
+    if program.endswith(".py") and os.path.isfile(program):
+        return f"gapless serve -- python {program}"
+    return "check its spelling and the PATH; a server of this process is written module:attr"
+
+
+def _imported(name: str) -> BackendFactory:
+    from gapless.backends import open_backends
+
+    sys.path.insert(0, os.getcwd())
+    try:
+        return open_backends(name)
+    except UsageError:
+        raise
+    except Exception as error:
+        told = f"{name} cannot be imported: {type(error).__name__}: {error}"
+        raise UsageError(told, hint="gapless --debug serve ... shows where") from error

@@ -1,0 +1,1 @@
+"""Fault injection for anybody's server: it speaks the wire, and knows nothing of ours."""

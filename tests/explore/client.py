@@ -1,0 +1,321 @@
+"""The client of an explored world: the real machine, and an application that takes its time."""
+
+from __future__ import annotations
+
+from typing import Any, Final
+
+from gapless.protocol.client import Client, Phase, Retry
+from gapless.protocol.cursor import EventId, Link
+from gapless.protocol.incoming import Event
+from gapless.protocol.jsonrpc import Kind, peek
+from gapless.protocol.moves import (
+    Arrived,
+    Delivered,
+    Effect,
+    Failed,
+    Get,
+    Input,
+    Knock,
+    Negotiate,
+    Offered,
+    Opened,
+    PostAck,
+    Received,
+    Refused,
+    Send,
+    Settle,
+    SocketClosed,
+    SocketOpened,
+    Start,
+    StreamEnded,
+    StreamOpened,
+    Submit,
+    Tick,
+)
+from gapless.protocol.settings import Limits
+from tests.explore.parts import Item, Violation, freeze
+from tests.explore.server import LINK0
+
+__all__ = ["Peer", "Peers", "request"]
+
+START_ID: Final = EventId(0, 0, LINK0)
+_PARKED: Final = 1e9
+_TIMERS: Final = {"wake": "_wake", "again": "_post_wake", "ack": "_ack_at"}
+_AWAITING: Final = frozenset({Phase.OPENING, Phase.LISTENING, Phase.NEGOTIATING, Phase.KNOCKING})
+_LISTENS: Final = frozenset({Phase.STREAMING, Phase.BRIDGING, Phase.BOUND})
+
+# No delay but such as the model makes itself; few attempts, so that giving up is within reach (§11.5).
+RETRY: Final = Retry(first=1.0, most=1.0, attempts=3, door_first=0.0, door_most=0.0)
+
+
+def request(id: int) -> bytes:
+    """A request of the application."""
+    return b'{"jsonrpc":"2.0","id":%d,"method":"tools/call"}' % id
+
+
+class Peers:
+    """All states of one exploration's client, each once."""
+
+    def __init__(self, limits: Limits, ends: frozenset[str], *, crashes: bool, **options: Any) -> None:
+        self.limits = limits
+        self.ends = ends
+        self.crashes = crashes
+        self.options = options
+        self.table: dict[Any, Peer] = {}
+
+    def start(self) -> tuple[Peer, tuple[Effect, ...]]:
+        """A client that has just opened its session, and asks for its event stream."""
+        peer = Peer(self)
+        peer.machine = self.machine()
+        peer.machine.handle(Start(), 0.0)
+        limits, timers = self.limits.advertised_limits(), self.limits.advertised_timers()
+        effects = peer.machine.handle(Opened(peer.machine.attempt, "s", START_ID, limits, timers), 0.0)
+        peer.settle(effects)
+        return self.intern(peer), tuple(effects)
+
+    def machine(self, **more: Any) -> Client:
+        """A new machine, of a new process."""
+        return Client(**{"nonce": "n", "retry": RETRY} | self.options | more)
+
+    def intern(self, peer: Peer) -> Peer:
+        """The one client in this state."""
+        key = peer.freeze()
+        found = self.table.get(key)
+        if found is None:
+            peer.number = len(self.table)
+            peer.look()
+            found = self.table[key] = peer
+        return found
+
+
+class Peer:
+    """One state of the client. Read it freely; change it only by `step`, which returns another.
+
+    Attributes:
+        seen: events that the application has processed; `link` that of the last one.
+        hand: the event that it has taken and not yet accepted.
+        asked: requests of this process; `replied` those of them that got their one answer.
+        saved: the cursor on disk, for a process that comes after a crash (C4).
+    """
+
+    machine: Client
+
+    def __init__(self, peers: Peers) -> None:
+        self.peers = peers
+        self.number = -1
+        self.process = 1
+        self.seen = 0
+        self.link: Link = LINK0
+        self.hand: Event | None = None
+        self.asked: tuple[int, ...] = ()
+        self.replied: frozenset[int] = frozenset()
+        self.saved: EventId = START_ID
+        self.memo: dict[tuple[Any, ...], tuple[Peer, tuple[Effect, ...]]] = {}
+        self.told: list[str] = []
+
+    def step(self, *act: Any) -> tuple[Peer, tuple[Effect, ...]]:
+        """Take one step; return the client after it and what it wants done."""
+        found = self.memo.get(act)
+        if found is None:
+            draft = self._fork()
+            effects = getattr(draft, "_on_" + act[0])(*act[1:])
+            draft.settle(effects)
+            found = self.memo[act] = (self.peers.intern(draft), tuple(effects))
+        return found
+
+    def explain(self, *act: Any) -> list[str]:
+        """What the machine says in this step, for a trace."""
+        draft = self._fork()
+        try:
+            draft.settle(getattr(draft, "_on_" + act[0])(*act[1:]))
+        except Exception as error:  # it is what the trace is about
+            draft.told.append(f"{type(error).__name__}: {error}")
+        return draft.told
+
+    def _fork(self) -> Peer:
+        draft = Peer(self.peers)
+        draft.machine = self.machine.copy()
+        draft.process, draft.seen, draft.link, draft.hand = self.process, self.seen, self.link, self.hand
+        draft.asked, draft.replied, draft.saved = self.asked, self.replied, self.saved
+        return draft
+
+    def freeze(self) -> Any:
+        """The canonical form."""
+        return (
+            freeze(self.machine),
+            self.process,
+            self.seen,
+            self.link,
+            self.asked,
+            self.replied,
+            self.saved if self.peers.crashes else None,
+        )
+
+    def __str__(self) -> str:
+        machine = self.machine
+        hand = "" if self.hand is None else f", event {self.hand.id.seq} in hand"
+        return (
+            f"client {machine.phase.value}, processed {self.seen}{hand}, arrived {self.anchor}, "
+            f"received {machine.outgoing.received}/{machine.outgoing.numbered}, timers {self.timers}, "
+            f"failures {machine._failures}"  # pyright: ignore[reportPrivateUsage]
+        )
+
+    def look(self) -> None:
+        """Note what the world asks of a client at every turn."""
+        machine = self.machine
+        self.phase = machine.phase
+        self.over = machine.phase is Phase.OVER
+        self.reading = machine.reading
+        self.full = machine.full
+        self.listens = machine.phase in _LISTENS
+        self.timers = tuple(n for n, field in _TIMERS.items() if getattr(machine, field) is not None)
+        self.anchor = machine.incoming.anchor.seq if machine.incoming.anchor is not None else 0
+        self.quiet = self.hand is None and not self.over
+        self.settled = not machine.outgoing.waiting and machine.outgoing.received == machine.outgoing.numbered
+
+    # The network --------------------------------------------------------------------------------------
+
+    def _put(self, input: Input, now: float = 0.0) -> list[Effect]:
+        effects = self.machine.handle(input, now)
+        self.told.append(f"{input} → {effects}")
+        return effects
+
+    def _on_open(self, attempt: int, socket: bool, echo: int | None) -> list[Effect]:
+        return self._put(SocketOpened(attempt, echo) if socket else StreamOpened(attempt))
+
+    def _on_block(self, attempt: int, item: Item) -> list[Effect]:
+        return self._put(Arrived(attempt, item.block))
+
+    def _on_closed(self, attempt: int, socket: bool, code: int) -> list[Effect]:
+        return self._put(SocketClosed(attempt, code) if socket else StreamEnded(attempt))
+
+    def _on_failed(self, attempt: int) -> list[Effect]:
+        return self._put(Failed(attempt, "no answer"))
+
+    def _on_answered(self, attempt: int, response: tuple[Any, ...]) -> list[Effect]:
+        match response:
+            case ("refused", refusal):
+                return self._put(Refused(attempt, refusal.row.status, refusal, None))
+            case ("accepted", received):
+                return self._put(Received(attempt, received))
+            case ("offered", ticket):
+                return self._put(Offered(attempt, ticket))
+            case other:
+                raise AssertionError(other)
+
+    # Time ---------------------------------------------------------------------------------------------
+
+    def _on_tick(self, name: str) -> list[Effect]:
+        """One timer is due. Which comes first is left open: any order of them is explored."""
+        machine, own = self.machine, _TIMERS[name]
+        for field in _TIMERS.values():
+            if getattr(machine, field) is not None:
+                setattr(machine, field, _PARKED if field != own else 0.0)
+        machine._heard = 0.0  # pyright: ignore[reportPrivateUsage]
+        return self._put(Tick())
+
+    def _on_quiet(self) -> list[Effect]:
+        """Nothing was heard for too long (C8)."""
+        for field in _TIMERS.values():
+            if getattr(self.machine, field) is not None:
+                setattr(self.machine, field, _PARKED)
+        return self._put(Tick(), 2 * self.machine.keepalive)
+
+    # The application ----------------------------------------------------------------------------------
+
+    def _on_accept(self) -> list[Effect]:
+        """The application has processed the event in its hands."""
+        assert self.hand is not None
+        return self._processed(self.hand)
+
+    def _processed(self, event: Event) -> list[Effect]:
+        if event.id.seq != self.seen + 1:
+            raise Violation(f"§11.1: the application saw event {event.id.seq} after {self.seen}")
+        self.seen, self.link, self.hand = event.id.seq, event.id.link, None
+        if event.event == "message":
+            envelope = peek(event.data)
+            if envelope.kind is Kind.RESPONSE and envelope.id in self.asked:
+                self._replied(envelope.id)
+        return self._put(Delivered())
+
+    def _replied(self, id: Any) -> None:
+        if id in self.replied:
+            raise Violation(f"L7: request {id} was answered twice to the application")
+        self.replied |= {id}
+
+    def _on_ask(self) -> list[Effect]:
+        """The application sends a request."""
+        id = 10 * self.process + len(self.asked) + 1
+        self.asked += (id,)
+        data = request(id)
+        return self._put(Submit(data, peek(data)))
+
+    def _on_crash(self) -> list[Effect]:
+        """The process dies; the next one goes on from the saved cursor (C4)."""
+        self.process += 1
+        if self.saved.seq > self.seen:
+            raise Violation(f"C4: the cursor {self.saved.seq} was stated; {self.seen} was processed")
+        self.machine = self.peers.machine(session="s", cursor=self.saved)
+        self.machine.limits = self.peers.limits.advertised_limits()
+        self.seen, self.link, self.hand = self.saved.seq, self.saved.link, None
+        self.asked, self.replied = (), frozenset()
+        return self._put(Start())
+
+    # After every step ---------------------------------------------------------------------------------
+
+    def settle(self, effects: list[Effect]) -> None:
+        """Hand events on, check what was said, and take time and path out of the state.
+
+        Events are taken the moment the application is free, as the runtime does. Nothing is hidden by
+        that: an event that lies untaken when its connection goes is one that lies behind another.
+        """
+        machine = self.machine
+        while self.hand is None and (event := machine.take()) is not None:
+            if machine.wanted(event):
+                self.hand = event
+            else:
+                effects += self._processed(event)
+        for effect in effects:
+            match effect:
+                case Settle():
+                    self._replied(effect.id)
+                case Get() | Negotiate() | Knock() | PostAck():
+                    self.saved = effect.cursor
+                case Send(_, frame) if b"cursor-ack" in frame:
+                    assert machine.cursor is not None
+                    self.saved = machine.cursor
+                case _:
+                    pass
+        if machine._faults:  # pyright: ignore[reportPrivateUsage]
+            raise Violation(f"C7: the client met a discontinuity; {self.told[-1:]}")
+        if machine.phase is Phase.OVER:
+            self._check_end()
+        self._normalise()
+
+    def _check_end(self) -> None:
+        error = self.machine.error
+        code = "left" if error is None else str(error.code)
+        if code not in self.peers.ends:
+            raise Violation(f"§11.5: the client ended with {code}: {error}")
+        answered = set(self.replied)
+        if self.hand is not None and self.hand.event == "message":
+            answered.add(peek(self.hand.data).id)  # pyright: ignore[reportArgumentType]
+        if set(self.asked) - answered:
+            raise Violation(f"L7: the client ended, requests {set(self.asked) - answered} wait")
+
+    def _normalise(self) -> None:
+        """Times become "some time": only which timers run matters. Attempts are numbered anew.
+
+        Only live attempts matter, and of those there are at most a stream, a socket and one request; the
+        world drops what belongs to older ones, as the machine would.
+        """
+        machine = self.machine
+        for field in _TIMERS.values():
+            if getattr(machine, field) is not None:
+                setattr(machine, field, 1.0)
+        for field in ("_heard", "_attached", "_door_wake", "_retry_floor"):
+            setattr(machine, field, 0.0)
+        if machine.outgoing.posting is None:
+            machine._post_attempt = None  # pyright: ignore[reportPrivateUsage]
+        if machine.phase not in _AWAITING:
+            machine.attempt = next(n for n in range(4) if n + 1 not in (machine.stream, machine.socket))

@@ -1,0 +1,181 @@
+"""The search: every world that can be reached, breadth first, and from each a way to rest.
+
+Safety is checked in every state as it is made. Liveness is checked on the finished graph: with faults
+ended, and leaving out whatever nobody can count on, every state leads to rest; and the graph without
+faults has no cycle, so that every run, however it is scheduled, comes to rest in a bounded number of
+steps (§11.5).
+"""
+
+from __future__ import annotations
+
+from array import array
+from collections import deque
+from collections.abc import Hashable
+from dataclasses import dataclass
+from time import perf_counter
+from typing import Any
+
+from tests.explore.parts import Violation
+from tests.explore.world import FAULTS, UNSURE, Action, Scenario, Universe, World
+
+__all__ = ["Found", "Result", "explore"]
+
+
+@dataclass(frozen=True, slots=True)
+class Result:
+    """What an exploration went through."""
+
+    name: str
+    states: int
+    transitions: int
+    longest: int
+    servers: int
+    clients: int
+    seconds: float
+
+    def __str__(self) -> str:
+        return (
+            f"{self.name}: {self.states} states, {self.transitions} transitions, "
+            f"{self.longest} steps to rest at most, {self.servers} server × {self.clients} client states, "
+            f"{self.seconds:.1f} s"
+        )
+
+
+class Found(AssertionError):
+    """A violation, with the shortest way to it."""
+
+
+class _Graph:
+    def __init__(self, universe: Any) -> None:
+        self.universe = universe
+        self.seen: dict[int, int] = {}
+        self.parents = array("i")
+        self.acts: list[Action | None] = []
+        self.sources, self.targets = array("i"), array("i")
+        self.sure = array("b")
+        self.rests = array("b")
+        self.transitions = 0
+        self._interned: dict[Hashable, int] = {}
+
+    def key(self, world: Any) -> int:
+        intern = self._interned
+        key = world.server.number << 24 | world.client.number
+        for part in (world.exchanges, world.links, world.left):
+            found = intern.get(part)
+            if found is None:
+                found = intern[part] = len(intern)
+            key = key << 24 | found
+        return key
+
+    def add(self, key: int, parent: int, action: Action | None, rests: bool) -> int:
+        number = self.seen[key] = len(self.seen)
+        self.parents.append(parent)
+        self.acts.append(action)
+        self.rests.append(rests)
+        return number
+
+
+def explore(scenario: Scenario, *, universe: Any = None, most: int = 5_000_000) -> Result:
+    """Explore a scenario to its end.
+
+    Raises:
+        Found: something is wrong; its text is the shortest trace that shows it.
+    """
+    began = perf_counter()
+    universe = universe or Universe(scenario)
+    graph = _Graph(universe)
+    first = universe.first()
+    graph.add(graph.key(first), -1, None, universe.rests(first))
+    queue: deque[tuple[int, World]] = deque([(0, first)])
+    while queue:
+        number, world = queue.popleft()
+        for action in universe.actions(world):
+            try:
+                after = universe.apply(world, action)
+            except Exception as error:
+                if not isinstance(error, Violation | AssertionError | KeyError):
+                    raise
+                raise Found(_tell(graph, number, action, f"{type(error).__name__}: {error}")) from error
+            graph.transitions += 1
+            key = graph.key(after)
+            target = graph.seen.get(key)
+            if target is None:
+                if len(graph.seen) >= most:
+                    raise Found(f"{scenario.name}: more than {most} states")
+                target = graph.add(key, number, action, universe.rests(after))
+                queue.append((target, after))
+            if target != number and action[0] not in FAULTS:
+                graph.sources.append(number)
+                graph.targets.append(target)
+                graph.sure.append(action[0] not in UNSURE)
+    longest = _check_liveness(graph)
+    return Result(
+        scenario.name,
+        len(graph.seen),
+        graph.transitions,
+        longest,
+        len(universe.servers.table),
+        len(universe.peers.table),
+        perf_counter() - began,
+    )
+
+
+def _check_liveness(graph: _Graph) -> int:
+    """Every state reaches rest by sure steps alone, and no run without faults goes on for ever."""
+    count = len(graph.seen)
+    back: list[list[int]] = [[] for _ in range(count)]
+    ahead: list[list[int]] = [[] for _ in range(count)]
+    degree = array("i", bytes(4 * count))
+    for source, target, sure in zip(graph.sources, graph.targets, graph.sure, strict=True):
+        ahead[source].append(target)
+        degree[target] += 1
+        if sure:
+            back[target].append(source)
+    reached = bytearray(graph.rests)
+    stack = [n for n in range(count) if reached[n]]
+    while stack:
+        for source in back[stack.pop()]:
+            if not reached[source]:
+                reached[source] = 1
+                stack.append(source)
+    stuck = next((n for n in range(count) if not reached[n]), None)
+    if stuck is not None:
+        raise Found(_tell(graph, stuck, None, "§11.5: from here nothing leads to rest"))
+    longest = array("i", bytes(4 * count))
+    stack = [n for n in range(count) if not degree[n]]
+    done = 0
+    while stack:
+        n = stack.pop()
+        done += 1
+        for target in ahead[n]:
+            longest[target] = max(longest[target], longest[n] + 1)
+            degree[target] -= 1
+            if not degree[target]:
+                stack.append(target)
+    if done < count:
+        looping = next(n for n in range(count) if degree[n])
+        raise Found(_tell(graph, looping, None, "§11.5: a run without faults can come back here for ever"))
+    return max(longest)
+
+
+def _tell(graph: _Graph, number: int, action: Action | None, problem: str) -> str:
+    """The shortest way to a state, step by step, with what both machines did."""
+    path: list[Action] = [] if action is None else [action]
+    while number:
+        act = graph.acts[number]
+        assert act is not None
+        path.append(act)
+        number = graph.parents[number]
+    universe = graph.universe
+    world = universe.first()
+    lines = [problem, f"scenario: {universe.scenario.name}", *universe.describe(world)]
+    for n, act in enumerate(reversed(path), 1):
+        lines.append(f"{n}. {' '.join(map(str, act))}")
+        lines += universe.explain(world, act)
+        try:
+            world = universe.apply(world, act)
+        except Exception as error:  # the last step is the one that shows it
+            lines.append(f"=> {type(error).__name__}: {error}")
+            break
+        lines += universe.describe(world)
+    return "\n".join(lines)

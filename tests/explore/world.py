@@ -1,0 +1,661 @@
+"""A world: a server, a client, the network between them, and all that can happen next.
+
+The network is made of exchanges (one HTTP request and its answer) and links (an event stream or a
+socket, once the server serves it). A fault breaks a link, and each side finds out on its own, in its
+own time or never; loses the answer of an exchange, whose request may still arrive, late; or
+duplicates a request. Time is not a number here: a timer that runs may fire, in any order.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import dataclass, field
+from typing import Any, Final, NamedTuple
+
+from gapless.protocol.client import Phase
+from gapless.protocol.delivery import Medium
+from gapless.protocol.moves import (
+    CloseSocket,
+    CloseStream,
+    Delete,
+    Effect,
+    Get,
+    Knock,
+    Negotiate,
+    Open,
+    Over,
+    Post,
+    PostAck,
+    Send,
+    Settle,
+)
+from gapless.protocol.session import View
+from gapless.protocol.settings import Limits
+from tests.explore.client import Peer, Peers
+from tests.explore.parts import END, FIN, OPEN, Item, Violation, item
+from tests.explore.server import NOTIFICATION, Server, Servers, result_of
+
+__all__ = ["FAULTS", "UNSURE", "Action", "Exchange", "Link", "Scenario", "Universe", "World"]
+
+Action = tuple[Any, ...]
+"""A name, and what it is about: a request's, a connection's or a message's number."""
+
+FAULTS: Final = frozenset({"break", "timeout", "duplicate", "late", "overdue", "crash", "restart"})
+"""What nobody can count on not happening; a bounded number of times."""
+
+UNSURE: Final = frozenset({"emit", "ask", "sibling", "end", "aged", "gone", "lost", "ack", "stray"})
+"""What may happen but need not: nothing may depend on it to come to rest (§11.5).
+
+`gone` and `lost` are the server's and the client's transport noticing by themselves that a link is
+broken: a half-open connection may stay unnoticed for good. `stray` is a request that nobody waits
+for any more being handled.
+"""
+
+SENT, HELD, ANSWERED = "sent", "held", "answered"
+"""An exchange's request is on its way; the server has it; its answer is on its way."""
+
+_ONCE: Final = frozenset({"get", "upgrade", "knock"})
+"""Requests of which a client has one under way: a newer one means that nobody waits for the older."""
+_REPEATABLE: Final = frozenset({"post", "upgrade"})
+
+
+class Exchange(NamedTuple):
+    """A request and its answer. `owner` is the client's attempt; 0 if nobody waits for an answer."""
+
+    rid: int
+    owner: int
+    kind: str
+    args: tuple[Any, ...]
+    stage: str = SENT
+    response: tuple[Any, ...] = ()
+
+
+class Link(NamedTuple):
+    """A connection that the server serves or served. `owner` is 0 once the client is done with it."""
+
+    conn: int
+    owner: int
+    socket: bool
+    alive: bool
+    serving: bool
+    opened: bool
+    process: str
+    down: tuple[Item, ...]
+    up: tuple[Any, ...]
+
+
+class Left(NamedTuple):
+    """What may still happen, of what may happen only so often."""
+
+    emits: int
+    asks: int
+    faults: int
+    siblings: tuple[str, ...]
+    ends: int
+    ages: int
+
+
+class World(NamedTuple):
+    """One state of everything."""
+
+    server: Server
+    client: Peer
+    exchanges: tuple[Exchange, ...]
+    links: tuple[Link, ...]
+    left: Left
+
+
+@dataclass(frozen=True, slots=True)
+class Scenario:
+    """What is explored: who is there, what may happen and how often, and how it may end.
+
+    Attributes:
+        before: events that the log holds when the client comes.
+        emits, asks: notifications of the backend and requests of the application, at most.
+        faults: of `kinds`, at most.
+        siblings: requests of a second, naive client with the same token; each once, at any time.
+        ends: errors that the client may end with; none if it must get through.
+        slow: the log takes its time to answer reads.
+        acks: the client's ack timer fires (it may always be late, so that it matters only to eviction).
+    """
+
+    name: str
+    client: dict[str, Any] = field(default_factory=dict[str, Any])
+    limits: Limits = field(default_factory=Limits)
+    before: int = 0
+    emits: int = 2
+    asks: int = 0
+    faults: int = 0
+    kinds: frozenset[str] = frozenset({"break", "timeout", "late", "overdue"})
+    siblings: tuple[str, ...] = ()
+    closes: int = 0
+    ages: int = 0
+    ends: frozenset[str] = frozenset()
+    slow: bool = False
+    acks: bool = False
+
+
+class Universe:
+    """All worlds of one scenario: the first, what can happen in each, and what then is."""
+
+    def __init__(self, scenario: Scenario) -> None:
+        self.scenario = scenario
+        crashes = bool(scenario.kinds & {"crash", "restart"})
+        self.servers = Servers(View.SESSION, scenario.limits, crashes=crashes)
+        self.peers = Peers(scenario.limits, scenario.ends, crashes=crashes, **scenario.client)
+
+    def first(self) -> World:
+        """The world at the start: the session is open, its event stream asked for."""
+        s = self.scenario
+        server = self.servers.start()
+        for _ in range(s.before):
+            server, _ = server.step("emit", NOTIFICATION)
+            server, _ = server.step("commit")
+        client, effects = self.peers.start()
+        left = Left(s.emits, s.asks, s.faults, s.siblings, s.closes, s.ages)
+        world = World(server, client, (), (), left)
+        return _Step(self, world).performing(effects).done()
+
+    # What can happen --------------------------------------------------------------------------------
+
+    def actions(self, world: World) -> list[Action]:
+        """Everything that can happen next. Once the client is over, nothing is of interest."""
+        server, client, exchanges, links, left = world
+        if client.over:
+            return []
+        kinds = self.scenario.kinds if left.faults else ()
+        out: list[Action] = []
+        if left.emits:
+            out.append(("emit",))
+        if left.asks:
+            out.append(("ask",))
+        if server.commit is not None:
+            out.append(("commit",))
+        out += [("result", id) for id in server.answerable]
+        out += [("sibling", what) for what in left.siblings]
+        if left.ends:
+            out.append(("end",))
+        if left.ages:
+            out.append(("aged",))
+        for e in exchanges:
+            if e.stage is SENT and (e.kind != "post" or server.ready(e.args[1])):
+                out.append(("handle" if e.owner else "stray", e.rid))
+            elif e.stage is ANSWERED:
+                out.append(("respond", e.rid))
+            if e.owner and "timeout" in kinds:
+                out.append(("timeout", e.rid))
+            if e.owner and e.stage is SENT and e.kind in _REPEATABLE and "duplicate" in kinds:
+                out.append(("duplicate", e.rid))
+        for ask in server.asks:
+            if ask.heard:
+                out.append(("verdict", ask.rid))
+            elif self._silent(links, ask.conn):
+                out.append(("silence", ask.rid))
+            elif "late" in kinds:
+                out.append(("late", ask.rid))
+        for link in links:
+            self._link_actions(world, link, kinds, out)
+        if client.hand is not None:
+            out.append(("accept",))
+        out += [(timer,) for timer in client.timers if timer != "ack" or self.scenario.acks]
+        out += [(kind,) for kind in ("crash", "restart") if kind in kinds]
+        return out
+
+    def _link_actions(
+        self, world: World, link: Link, kinds: frozenset[str] | tuple[()], out: list[Action]
+    ) -> None:
+        server, client = world.server, world.client
+        conn = link.conn
+        if link.serving:
+            delivery = server.delivery(conn)
+            assert delivery is not None
+            # What is written to a dead link goes nowhere, so only its end is of interest.
+            if conn in server.due and (link.alive or delivery.close is not None):
+                if not self.scenario.slow:
+                    out.append(("feed", conn))
+                elif any(c == conn for c, _ in server.reads):
+                    out.append(("write", conn))
+                else:
+                    out.append(("poll", conn))
+            if not link.alive:
+                out.append(("gone", conn))
+            elif link.up and (link.up[0] is FIN or server.ready(_numbers(link.up[0]))):
+                out.append(("up", conn))
+            if link.alive and delivery.gate is not None and "overdue" in kinds:
+                out.append(("overdue", conn))
+        if link.alive:
+            if link.owner and link.down and not client.full and (link.socket or client.reading):
+                out.append(("deliver", conn))
+            if "break" in kinds:
+                out.append(("break", conn))
+        elif link.owner and not link.opened:
+            out.append(("unanswered", conn))
+        elif link.owner and (link.socket or client.reading):
+            out.append(("lost", conn))
+            if client.listens:
+                out.append(("quiet", conn))
+
+    def _silent(self, links: tuple[Link, ...], conn: int) -> bool:
+        """Whether nobody is there to answer a probe: the link is broken, or its client gone."""
+        link = next((link for link in links if link.conn == conn), None)
+        return link is None or not link.alive or not link.owner
+
+    # What then is -----------------------------------------------------------------------------------
+
+    def apply(self, world: World, action: Action) -> World:
+        """The world after an action.
+
+        Raises:
+            Violation: it is one that must not be.
+        """
+        step = _Step(self, world)
+        getattr(step, action[0])(*action[1:])
+        after = step.done()
+        self.check(after)
+        return after
+
+    def explain(self, world: World, action: Action) -> list[str]:
+        """What the machines say in this step."""
+        step = _Step(self, world, telling=True)
+        try:
+            getattr(step, action[0])(*action[1:])
+        except Exception as error:  # it is what the trace is about
+            step.told.append(f"{type(error).__name__}: {error}")
+        return step.told
+
+    def describe(self, world: World) -> list[str]:
+        """Where everything stands, for a trace."""
+        lines = [f"  | {world.server}", f"  | {world.client}"]
+        for e in world.exchanges:
+            what = e.response if e.stage is ANSWERED else e.args
+            lines.append(f"  | request {e.rid} of {e.owner or 'nobody'}: {e.kind} {what} ({e.stage})")
+        for link in world.links:
+            kind = "socket" if link.socket else "stream"
+            state = ("" if link.alive else " broken") + ("" if link.serving else " closed by the server")
+            lines.append(
+                f"  | {kind} {link.conn} of {link.owner or 'nobody'}{state}: "
+                f"down {list(link.down)}, up {list(link.up)}"
+            )
+        return lines
+
+    def check(self, world: World) -> None:
+        """What no single component can see: what the application saw, and whether all is quiet too early."""
+        server, client = world.server, world.client
+        if client.seen > len(server.history):
+            raise Violation(f"L2: the application saw event {client.seen}, {len(server.history)} are committed")
+        if client.seen and client.link != server.history[client.seen - 1].link:
+            raise Violation(f"§11.1: what the application saw is not what the log holds, at {client.seen}")
+        for link in world.links:
+            idle = link.alive and link.serving and link.opened and link.owner and not link.down and not link.up
+            if not idle or link.conn in server.due:
+                continue
+            delivery = server.delivery(link.conn)
+            assert delivery is not None
+            if delivery.gate is None and client.anchor != server.committed:
+                raise Violation(
+                    f"§11.2: connection {link.conn} is idle, the client was told of {client.anchor}, "
+                    f"the log holds {server.committed}"
+                )
+            if delivery.gate is not None and client.quiet and client.phase in (Phase.BRIDGING, Phase.BOUND):
+                raise Violation(f"§11.5: the server waits for an ack of {delivery.gate}, the client for events")
+
+    def rests(self, world: World) -> bool:
+        """Whether this is where things may stop: an explicit end, or caught up and all requests settled."""
+        server, client, exchanges, links, _ = world
+        if client.over:
+            return True
+        if client.phase not in (Phase.STREAMING, Phase.BOUND) or not client.quiet or not client.settled:
+            return False
+        if server.commit is not None or server.session.inbox.open:
+            return False
+        if client.seen != server.session.outbox.head or any(e.owner for e in exchanges):
+            return False
+        return any(
+            link.owner and link.alive and link.serving and not link.down and not link.up
+            and link.conn not in server.due
+            for link in links
+        )
+
+
+class _Step:
+    """One action being carried out."""
+
+    def __init__(self, universe: Universe, world: World, *, telling: bool = False) -> None:
+        self._universe = universe
+        self._server, self._client = world.server, world.client
+        self._exchanges = {e.rid: e for e in world.exchanges}
+        self._links = {link.conn: link for link in world.links}
+        self._left = world.left
+        self._may_fence = False
+        self._telling = telling
+        self.told: list[str] = []
+
+    def done(self) -> World:
+        """The world after it."""
+        links = [link for link in self._links.values() if link.owner or link.serving]
+        links.sort(key=_conn)
+        exchanges = sorted(self._exchanges.values(), key=_rid)
+        return World(self._server, self._client, tuple(exchanges), tuple(links), self._left)
+
+    # Environment --------------------------------------------------------------------------------------
+
+    def emit(self) -> None:
+        self._left = self._left._replace(emits=self._left.emits - 1)
+        self._serve("emit", NOTIFICATION)
+
+    def result(self, id: int) -> None:
+        self._serve("emit", result_of(id))
+
+    def ask(self) -> None:
+        self._left = self._left._replace(asks=self._left.asks - 1)
+        self._act("ask")
+
+    def end(self) -> None:
+        self._left = self._left._replace(ends=self._left.ends - 1)
+        self._serve("end")
+
+    def aged(self) -> None:
+        self._left = self._left._replace(ages=self._left.ages - 1)
+        self._serve("aged")
+
+    def sibling(self, what: str) -> None:
+        siblings = tuple(s for s in self._left.siblings if s != what)
+        self._left = self._left._replace(siblings=siblings)
+        here = str(self._server.id_at(self._server.committed))
+        kind, args = SIBLINGS[what](here, self._server)
+        self._new(0, kind, args)
+
+    # The server's side --------------------------------------------------------------------------------
+
+    def commit(self) -> None:
+        self._serve("commit")
+
+    def handle(self, rid: int) -> None:
+        e = self._exchanges[rid]
+        self._exchanges[rid] = e._replace(stage=HELD)
+        taken = {*self._links, *self._server.numbers}
+        conn = next(n for n in range(1, 99) if n not in taken)
+        self._serve("request", rid, conn, e.kind, *e.args)
+
+    stray = handle
+
+    def verdict(self, rid: int) -> None:
+        self._serve("verdict", rid, True)
+
+    def silence(self, rid: int) -> None:
+        self._may_fence = True
+        self._serve("verdict", rid, False)
+
+    def late(self, rid: int) -> None:
+        """The peer lives and will answer, but not within the probe's second."""
+        self._fault()
+        self.silence(rid)
+
+    def feed(self, conn: int) -> None:
+        self._serve("feed", conn)
+
+    def poll(self, conn: int) -> None:
+        self._serve("poll", conn)
+
+    def write(self, conn: int) -> None:
+        self._serve("write", conn)
+
+    def overdue(self, conn: int) -> None:
+        self._fault()
+        self._serve("overdue", conn)
+
+    def up(self, conn: int) -> None:
+        """What the client sent on a connection arrives."""
+        link = self._links[conn]
+        if link.up[0] is FIN:
+            self.gone(conn)
+            return
+        self._links[conn] = link._replace(up=link.up[1:])
+        self._serve("frame", conn, link.process, link.up[0])
+
+    def gone(self, conn: int) -> None:
+        """The server notices that a connection is gone."""
+        self._links[conn] = self._links[conn]._replace(serving=False, up=())
+        self._serve("gone", conn)
+
+    def restart(self) -> None:
+        """The server's process dies, with all its connections."""
+        self._fault()
+        self._serve("crash")
+        for conn, link in self._links.items():
+            self._links[conn] = link._replace(alive=False, serving=False, down=(), up=())
+        for e in list(self._exchanges.values()):
+            if e.stage is HELD:
+                self._unanswered(e)
+
+    # The client's side --------------------------------------------------------------------------------
+
+    def respond(self, rid: int) -> None:
+        e = self._exchanges.pop(rid)
+        self._act("answered", e.owner, e.response)
+
+    def deliver(self, conn: int) -> None:
+        """The next event arrives, with the control blocks before it.
+
+        Those are taken in one go: what they say is either fixed when the connection opens, or a fact that
+        only grows; and whatever could come between them can as well come before or after.
+        """
+        while True:
+            link = self._links[conn]
+            first = link.down[0]
+            self._links[conn] = link = link._replace(down=link.down[1:])
+            if first.kind is OPEN:
+                self._links[conn] = link._replace(opened=True)
+                self._act("open", link.owner, link.socket, first.value)
+            elif first.kind is END:
+                self._links[conn] = link._replace(owner=0)
+                self._act("closed", link.owner, link.socket, first.value)
+            else:
+                self._act("block", link.owner, first)
+            link = self._links[conn]
+            block = first.block
+            if block is not None and block.id is not None and block.data:
+                return
+            ready = link.owner and link.down and (link.socket or self._client.reading)
+            if not ready or link.down[0].kind is END:
+                return
+
+    def unanswered(self, conn: int) -> None:
+        link = self._links[conn]
+        self._links[conn] = link._replace(owner=0)
+        self._act("failed", link.owner)
+
+    def lost(self, conn: int) -> None:
+        """The client notices that a connection is gone."""
+        link = self._links[conn]
+        self._links[conn] = link._replace(owner=0)
+        self._act("closed", link.owner, link.socket, 1006)
+
+    def quiet(self, _: int) -> None:
+        self._act("quiet")
+
+    def accept(self) -> None:
+        self._act("accept")
+
+    def wake(self) -> None:
+        self._act("tick", "wake")
+
+    def again(self) -> None:
+        self._act("tick", "again")
+
+    def ack(self) -> None:
+        self._act("tick", "ack")
+
+    def crash(self) -> None:
+        """The client's process dies. Its connections are reset, which the server may not hear of."""
+        self._fault()
+        for conn, link in self._links.items():
+            self._links[conn] = link._replace(owner=0, alive=False, down=(), up=())
+        for e in list(self._exchanges.values()):
+            self._orphan(e)
+        self._act("crash")
+
+    # Faults -------------------------------------------------------------------------------------------
+
+    def _fault(self) -> None:
+        self._left = self._left._replace(faults=self._left.faults - 1)
+
+    def timeout(self, rid: int) -> None:
+        """No answer comes: the request is lost, or late, or its answer is lost."""
+        self._fault()
+        self._unanswered(self._exchanges[rid])
+
+    def _unanswered(self, e: Exchange) -> None:
+        self._orphan(e)
+        if e.owner:
+            self._act("failed", e.owner)
+
+    def duplicate(self, rid: int) -> None:
+        """The network delivers a request twice; nobody hears of the second answer."""
+        self._fault()
+        e = self._exchanges[rid]
+        self._new(0, e.kind, e.args)
+
+    def _orphan(self, e: Exchange) -> None:
+        if e.stage is ANSWERED:
+            del self._exchanges[e.rid]
+        else:
+            self._exchanges[e.rid] = e._replace(owner=0)
+
+    # `break` is a keyword.
+    def _break(self, conn: int) -> None:
+        """A link breaks, and what is on it is lost. Each side notices on its own, or never."""
+        self._fault()
+        self._links[conn] = self._links[conn]._replace(alive=False, down=(), up=())
+
+    # Components ---------------------------------------------------------------------------------------
+
+    def _serve(self, *act: Any) -> None:
+        if self._telling:
+            self.told += [f"  server: {line}" for line in self._server.explain(*act)]
+        self._server, out = self._server.step(*act)
+        for kind, *args in out:
+            getattr(self, "_out_" + kind)(*args)
+
+    def _act(self, *act: Any) -> None:
+        if self._telling:
+            self.told += [f"  client: {line}" for line in self._client.explain(*act)]
+        self._client, effects = self._client.step(*act)
+        self.performing(effects)
+
+    def _out_answer(self, rid: int, response: tuple[Any, ...]) -> None:
+        e = self._exchanges[rid]
+        if e.owner:
+            self._exchanges[rid] = e._replace(stage=ANSWERED, response=response)
+        else:
+            del self._exchanges[rid]
+
+    def _out_more(self, rid: int, rest: tuple[Any, ...]) -> None:
+        e = self._exchanges[rid]
+        self._exchanges[rid] = e._replace(stage=SENT, args=(e.args[0], rest))
+
+    def _out_open(self, rid: int, conn: int, medium: Medium, echo: int) -> None:
+        e = self._exchanges.pop(rid)
+        down = (item(OPEN, echo),) if e.owner else ()
+        socket = medium is Medium.SOCKET
+        self._links[conn] = Link(
+            conn, e.owner, socket, bool(e.owner), True, False, self._process() if socket else "", down, ()
+        )
+
+    def _out_write(self, conn: int, items: tuple[Item, ...]) -> None:
+        link = self._links[conn]
+        if link.alive and link.owner:
+            self._links[conn] = link._replace(down=link.down + items)
+
+    def _out_close(self, conn: int, code: int) -> None:
+        link = self._links[conn]
+        down = (*link.down, item(END, code)) if link.alive and link.owner else ()
+        self._links[conn] = link._replace(serving=False, down=down, up=())
+
+    def _out_fenced(self, conn: int) -> None:
+        link = self._links.get(conn)
+        if link is not None and link.alive and link.owner and not self._may_fence:
+            raise Violation(f"B6: connection {conn} lives and answers, and was fenced")
+
+    def _process(self) -> str:
+        return f"c{self._client.process}"
+
+    def _new(self, owner: int, kind: str, args: tuple[Any, ...]) -> None:
+        rid = next(n for n in range(1, 99) if n not in self._exchanges)
+        self._exchanges[rid] = Exchange(rid, owner, kind, args)
+
+    def performing(self, effects: tuple[Effect, ...]) -> _Step:
+        """Carry out what the client wants done."""
+        for effect in effects:
+            match effect:
+                case Get(attempt, cursor):
+                    self._ask_once(attempt, "get", (str(cursor),))
+                case Negotiate(attempt, cursor, nonce):
+                    self._ask_once(attempt, "upgrade", (str(cursor), nonce))
+                case Knock(attempt, cursor, ticket):
+                    self._ask_once(attempt, "knock", (str(cursor), ticket))
+                case Post(attempt, messages):
+                    numbered = tuple((kept.number, kept.data) for kept in messages)
+                    self._new(attempt, "post", (self._process(), numbered))
+                case PostAck(cursor):
+                    self._new(0, "ack", (str(cursor),))
+                case Send(attempt, frame):
+                    self._send(attempt, frame)
+                case CloseStream(attempt) | CloseSocket(attempt):
+                    self._close(attempt)
+                case Open() | Delete() | Settle() | Over():
+                    pass
+        return self
+
+    def _ask_once(self, attempt: int, kind: str, args: tuple[Any, ...]) -> None:
+        for e in list(self._exchanges.values()):
+            if e.owner and e.kind in _ONCE:
+                self._orphan(e)
+        self._new(attempt, kind, args)
+
+    def _send(self, attempt: int, frame: bytes) -> None:
+        for conn, link in self._links.items():
+            if link.owner == attempt and link.alive and link.serving:
+                self._links[conn] = link._replace(up=(*link.up, frame))
+
+    def _close(self, attempt: int) -> None:
+        for conn, link in self._links.items():
+            if link.owner == attempt:
+                up = (*link.up, FIN) if link.alive and link.serving else ()
+                self._links[conn] = link._replace(owner=0, down=(), up=up)
+
+
+setattr(_Step, "break", _Step._break)  # noqa: B010 (it cannot be written otherwise)
+
+
+def _conn(link: Link) -> int:
+    return link.conn
+
+
+def _rid(e: Exchange) -> int:
+    return e.rid
+
+
+def _numbers(frame: bytes) -> tuple[tuple[int, bytes], ...]:
+    """The numbers of the messages in a frame."""
+    return tuple(
+        (int(line[4:]), b"") for line in frame.split(b"\n") if line.startswith(b"id: ")
+    )
+
+
+def _forge(here: str) -> str:
+    seq, stream, _ = here.split(".")
+    return f"{seq}.{stream}.{'0' * 16}"
+
+
+SIBLINGS: Final[dict[str, Callable[[str, Server], tuple[str, tuple[Any, ...]]]]] = {
+    "resume": lambda here, _: ("get", (here,)),
+    "resume without a cursor": lambda here, _: ("get", (None,)),
+    "resume from the start": lambda here, _: ("get", ("0",)),
+    "resume at a server position": lambda here, _: ("get", (here.split(".")[0],)),
+    "resume at a forged cursor": lambda here, _: ("get", (_forge(here),)),
+    "negotiate": lambda here, _: ("upgrade", (here, "sibling")),
+    "negotiate from the start": lambda here, _: ("upgrade", ("0", "sibling")),
+    "handshake": lambda here, _: ("knock", (here, None)),
+}
+"""What a second client of the same token may do, knowing the last event that the log holds."""
