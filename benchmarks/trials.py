@@ -28,7 +28,7 @@ from rich.progress import Progress
 from rich.table import Table
 
 import gapless
-from benchmarks.serving import Served, serve
+from examples.serving import Served, serve
 from gapless.torture.faults import Direction, FaultProxy, Link
 
 STEPS = 40

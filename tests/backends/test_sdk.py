@@ -275,6 +275,27 @@ async def test_closing_cancels_what_runs_and_emits_nothing_more(
         await send(backend, id=7, method="ping", params=[1])
 
 
+async def test_closing_ends_a_session_that_hangs_in_its_handshake(
+    sink: Recorder, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    monkeypatch.setattr(sdk, "_GRACE", 0.1)
+    hanging = asyncio.Event()
+
+    async def hang(context: object, call_next: object) -> dict[str, Any]:
+        hanging.set()
+        await asyncio.Event().wait()
+        return {}
+
+    backends = SdkBackends(MCPServer("slow", middleware=[hang]))
+    await backends.start()
+    backend = await backends.open(sink)
+    await send(backend, id=1, method="initialize")
+    await soon(hanging.wait())
+    await soon(backend.close())
+    await backends.close()
+    assert not caplog.records
+
+
 async def test_closing_does_not_wait_for_a_thread(
     open: Open, server: MCPServer, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
 ) -> None:
@@ -298,7 +319,9 @@ async def test_closing_does_not_wait_for_a_thread(
 
 
 @pytest.mark.parametrize("moment", ["emit", "lost"])
-async def test_the_sink_may_close_the_backend_from_within(open: Open, server: MCPServer, moment: str) -> None:
+async def test_the_sink_may_close_the_backend_from_within(
+    open: Open, server: MCPServer, moment: str, caplog: pytest.LogCaptureFixture
+) -> None:
     closed = asyncio.Event()
     opened: list[Backend] = []
 
@@ -316,9 +339,11 @@ async def test_the_sink_may_close_the_backend_from_within(open: Open, server: MC
 
     sink = Closer()
     opened.append(await open(server, sink))
+    await call(opened[0], 4, "wait")
     await call(opened[0], 5, "surrogate" if moment == "emit" else "crash")
     await soon(closed.wait())
     assert len(sink.losses) == (moment == "lost")
+    assert "gave up" not in caplog.text  # as handlers do that write where nobody reads
 
 
 async def test_a_cancelled_request_does_not_take_the_sink_down_with_it(open: Open, sink: Recorder) -> None:

@@ -346,6 +346,20 @@ async def test_closing_tells_no_loss_and_is_idempotent(start: Open, sink: Record
         await send(backend, request(1))
 
 
+async def test_closing_goes_on_when_who_asked_for_it_is_cancelled(
+    start: Open, sink: Recorder, lifelines: Lifelines
+) -> None:
+    backend = await start(child("family.py", lifelines.port))
+    await sink.next()
+    closing = asyncio.create_task(backend.close())
+    await asyncio.sleep(0)
+    closing.cancel()
+    with pytest.raises(asyncio.CancelledError):
+        await closing
+    await lifelines.dead("child", "grandchild")
+    await soon(backend.close())
+
+
 async def test_closing_while_the_sink_is_busy_emits_nothing_more(start: Open, sink: Recorder) -> None:
     sink.gate.clear()
     backend = await start(saying(request(1), b"\n", request(2), b"\n"))
@@ -463,6 +477,19 @@ async def test_a_signal_to_the_supervisor_reaches_the_server(
     await lifelines.dead("child", "grandchild")
 
 
+async def test_a_signal_to_our_terminal_does_not_reach_the_server(
+    start: Open, sink: Recorder, lifelines: Lifelines
+) -> None:
+    await start(child("family.py", lifelines.port))
+    supervisor = (await sink.next())["params"]["parent"]
+    assert os.getsid(supervisor) == os.getpgid(supervisor) == supervisor
+
+
+async def test_the_server_does_not_inherit_what_python_ignores(start: Open, sink: Recorder) -> None:
+    await start(["sh", "-c", "kill -PIPE $$; exit 3"])
+    assert "was killed by SIGPIPE" in await sink.loss()
+
+
 async def test_sessions_leave_no_descriptors_open(start: Open) -> None:
     await another_session_runs(start)
     before = os.listdir("/dev/fd")
@@ -542,7 +569,7 @@ def test_all_of_it_works_on_uvloop() -> None:
         with pytest.raises(BackendError, match="not found"):
             await StdioBackends(["no-such-ladder"]).open(sink)
         # Where a copy of the pipe slips through to the reaper, this end is never seen.
-        backend = await StdioBackends(["sh", "-c", "exec >&-; cat"]).open(sink)
+        backend = await StdioBackends(["sh", "-c", "exec >&-; read line"]).open(sink)
         assert "status" in await sink.loss()
         await soon(backend.close())
 

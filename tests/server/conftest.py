@@ -18,8 +18,10 @@ _LISTENED_TO = ("uvicorn.error", "hypercorn.error", "asyncio")
 
 
 @pytest.fixture
-async def serve(request: pytest.FixtureRequest) -> AsyncIterator[Serve]:
+async def serve(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> AsyncIterator[Serve]:
     """Starts servers, with a log and limits as given. What they log as an error fails the test."""
+    # How long a refused handshake's task lingers: a test would only wait for that.
+    monkeypatch.setattr("gapless.server.wire._LINGER", 0.02)
     serve = Serve(getattr(request, "param", "uvicorn"))
     loggers = [logging.getLogger(name) for name in _LISTENED_TO]
     for logger in loggers:

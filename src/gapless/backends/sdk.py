@@ -195,7 +195,7 @@ class _SdkBackend(Backend):
         if envelope.kind is Kind.REQUEST:
             assert envelope.id is not None
             answer = _error(envelope.id, code, f"unusable request: {trouble}")
-            pass
+            await self._put(self._to_client, answer)
         elif envelope.kind is Kind.RESPONSE and envelope.id is not None:
             answer = _error(envelope.id, INTERNAL_ERROR, f"unusable answer of the client: {trouble}")
             await self._put(self._to_server, answer)

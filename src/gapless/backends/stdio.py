@@ -188,8 +188,6 @@ class _Child:
         self.name: Final = name  # without the arguments, which may hold secrets
         self._process = process
         self._stdin = process.stdin
-        # So that `drain` waits until the pipe has taken all of it.
-        self._stdin.transport.set_write_buffer_limits(high=0)
         self._control = control
         self._stdout = stdout
         self._pid: int | None = None
@@ -263,7 +261,7 @@ class _Child:
         os.close(self._stdout)
 
     async def write(self, data: bytes) -> None:
-        """Write to stdin; returns when the pipe has taken it.
+        """Write to stdin; returns when no more than 64 KiB are waiting for the server to read.
 
         Raises:
             BackendError: nobody will read it.

@@ -11,7 +11,7 @@ from mcp_types import ElicitRequestParams, ElicitRequestURLParams, ElicitResult
 from rich.markup import escape
 
 from gapless.cli.display import Display
-from gapless.cli.output import err, say
+from gapless.cli.output import err, interactive, say
 
 __all__ = ["asker"]
 
@@ -25,7 +25,7 @@ def asker(display: Display) -> ElicitationFnT:
     """What the SDK calls with a server's question. Without a terminal to ask at, it is declined."""
 
     async def ask(context: object, params: ElicitRequestParams) -> ElicitResult:
-        if not (sys.stdin.isatty() and err.is_terminal):
+        if not (sys.stdin.isatty() and interactive()):
             say(f"the server asked: {params.message} (declined: there is no terminal to ask at)")
             return ElicitResult(action="decline")
         with display.paused():

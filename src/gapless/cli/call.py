@@ -24,9 +24,9 @@ if TYPE_CHECKING:
 __all__ = ["CALL_EXAMPLES", "call"]
 
 CALL_EXAMPLES: Final = examples(
-    "gapless call http://127.0.0.1:8000/mcp                      # what tools are there?",
+    "gapless call http://127.0.0.1:8000/mcp                # which tools are there?",
     "gapless call http://127.0.0.1:8000/mcp climb '{\"steps\": 5}'",
-    "gapless call http://127.0.0.1:8000/mcp climb --watch        # see it move to a WebSocket",
+    "gapless call http://127.0.0.1:8000/mcp climb --watch",
 )
 
 _RETRY: Final = Retry(most=2.0, attempts=6)
@@ -52,40 +52,38 @@ class _Asked:
 
 def call(
     url: Annotated[
-        str, typer.Argument(help="Where the server is: http://127.0.0.1:8000/mcp", show_default=False)
+        str, typer.Argument(metavar="URL", help="The server: http://127.0.0.1:8000/mcp, for example.")
     ],
     tool: Annotated[
-        str | None, typer.Argument(help="The tool to call; without it, tools are listed.")
+        str | None, typer.Argument(metavar="TOOL", help="The tool; without it, all are listed.")
     ] = None,
     arguments: Annotated[
         str | None, typer.Argument(metavar="JSON", help="Its arguments, as a JSON object.")
     ] = None,
     *,
-    as_json: Annotated[bool, typer.Option("--json", help="Print the result as JSON, as it is.")] = False,
+    as_json: Annotated[bool, typer.Option("--json", help="Print the result as JSON, as it came.")] = False,
     watch: Annotated[bool, typer.Option("--watch", help="Show how cursor and transport move.")] = False,
     upgrade: Annotated[
         Literal["auto", "never", "require"],
-        typer.Option(help="Whether to move to a WebSocket: if it can be done, never, or else fail."),
+        typer.Option(help="Move to a WebSocket: if it can be done, never, or fail without."),
     ] = "auto",
     mode: Annotated[
         Literal["auto", "legacy"],
-        typer.Option(help="MCP's era: auto finds out what the server speaks, legacy is the handshake."),
+        typer.Option(help="auto finds out which MCP the server speaks; legacy begins with initialize."),
     ] = "auto",
     state: Annotated[
         str | None,
-        typer.Option(
-            metavar="<file>", help="Go on from this file, should this process die and be run again."
-        ),
+        typer.Option(metavar="<file>", help="Where the next process goes on from, should this one die."),
     ] = None,
     timeout: Annotated[
-        float | None,
-        typer.Option(metavar="<seconds>", min=0, help="Give up after so long. [dim]\\[never][/dim]"),
+        float | None, typer.Option(metavar="<seconds>", min=0, help="How long to wait for the result.")
     ] = None,
 ) -> None:
-    """Call a tool; or list the tools, if none is named.
+    """Call a tool, or list the tools of a server.
 
-    Progress is shown on stderr, the result is printed on stdout. Whatever happens to the connection
-    meanwhile, the call goes on. If the tool fails its text is on stderr, and the exit status is 1.
+    Progress goes to stderr, the result to stdout. The call outlives its connections.
+
+    If the tool fails, its text goes to stderr and the exit status is 1.
     """
     asked = _Asked(url, tool, _arguments(tool, arguments), as_json, watch, upgrade, mode, state, timeout)
     asyncio.run(_run(asked))
@@ -130,6 +128,8 @@ async def _run(asked: _Asked) -> None:
                 async with Client(connection, mode=asked.mode, elicitation_callback=asker(display)) as client:
                     found = await _ask(client, asked, display)
     except Exception as error:
+        if isinstance(connection.error, ConnectionGaveUpError):
+            raise ConnectionGaveUpError(f"{asked.url}: {connection.error}") from error
         if connection.error is not None:
             raise connection.error from error
         if opening.expired():

@@ -13,8 +13,9 @@ from rich.console import Group
 from rich.live import Live
 from rich.markup import escape
 from rich.progress import BarColumn, Progress, SpinnerColumn, TextColumn, TimeElapsedColumn
+from rich.table import Table
 
-from gapless.cli.output import err, table
+from gapless.cli.output import err, interactive, table
 
 if TYPE_CHECKING:
     from gapless.client.driver import Observation
@@ -31,9 +32,7 @@ class Display:
     """Progress, and with `watch` how the session moves; enter it for as long as it is to be seen."""
 
     def __init__(self, what: str, *, watch: bool) -> None:
-        self._live = (
-            Live(console=err, refresh_per_second=12, transient=not watch) if err.is_terminal else None
-        )
+        self._live = Live(console=err, transient=not watch) if interactive() else None
         self._watch = watch
         self._began = time.monotonic()
         self._rows: deque[_Row] = deque(maxlen=_ROWS)
@@ -82,15 +81,12 @@ class Display:
         """Something happened on the session's connection."""
         if not self._watch:
             return
-        last = self._rows[-1][1] if self._rows else None
-        if (
-            last is not None
-            and "→" not in seen.what
-            and (last.cursor, last.committed) == (seen.cursor, seen.committed)
-        ):
-            return
-        if last is not None and "→" not in last.what and "→" not in seen.what:
-            self._rows.pop()  # of events between two turns the latest says all
+        if self._rows and "→" not in seen.what:
+            last = self._rows[-1][1]
+            if (last.cursor, last.committed) == (seen.cursor, seen.committed):
+                return
+            if "→" not in last.what:
+                self._rows.pop()  # between two turns the latest says all
         row = (time.monotonic() - self._began, seen)
         self._rows.append(row)
         if self._live is None:
@@ -102,17 +98,15 @@ class Display:
         assert self._live is not None
         self._live.update(Group(self._table(), self._progress) if self._watch else self._progress)
 
-    def _table(self) -> Group:
-        made = table(
-            "seconds", "event", "transport", "cursor", "committed", right=("seconds", "cursor", "committed")
-        )
+    def _table(self) -> Table:
+        numbers = ("cursor", "committed", "seconds")
+        made = table("event", "transport", *numbers, right=numbers)
         for at, seen in self._rows:
-            made.add_row(f"{at:.2f}", seen.what, seen.transport, str(seen.cursor), str(seen.committed))
-        return Group(made)
+            made.add_row(seen.what, seen.transport, str(seen.cursor), str(seen.committed), f"{at:.2f}")
+        return made
 
 
 def _line(row: _Row) -> str:
     at, seen = row
-    return (
-        f"{at:7.2f} s  {seen.what:<24} {seen.transport:<9}  cursor {seen.cursor}  committed {seen.committed}"
-    )
+    where = f"{seen.transport:<9}  cursor {seen.cursor}  committed {seen.committed}"
+    return f"{seen.what:<24} {where}  {at:.2f} s"

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import sys
 from dataclasses import dataclass
 from typing import Any, Final
 
@@ -16,6 +17,7 @@ __all__ = [
     "err",
     "examples",
     "fail",
+    "interactive",
     "options",
     "out",
     "print_json",
@@ -26,8 +28,8 @@ __all__ = [
     "table",
 ]
 
-out: Final = Console(highlight=False, emoji=False)
-"""Results, on stdout."""
+out: Final = Console(highlight=False, emoji=False, width=None if sys.stdout.isatty() else 4096)
+"""Results, on stdout; into pipes in whole lines, whatever their length."""
 
 err: Final = Console(stderr=True, highlight=False, emoji=False)
 """Everything else, on stderr."""
@@ -41,6 +43,11 @@ class Options:
 
 
 options: Final = Options()
+
+
+def interactive() -> bool:
+    """Whether stderr is a terminal that can be drawn on; colours may be forced on others."""
+    return err.is_interactive and sys.stderr.isatty()
 
 
 def say(text: str, *, style: str = "") -> None:
@@ -60,8 +67,10 @@ def print_json(value: Any) -> None:
 
 
 def print_table(made: Table) -> None:
-    """A result as a table; whole lines for pipes, whatever their length."""
-    out.print(made, width=None if out.is_terminal else 4096)
+    """A result as a table, without the blanks that would fill its last column."""
+    with out.capture() as captured:
+        out.print(made)
+    print("\n".join(line.rstrip() for line in captured.get().splitlines()))
 
 
 def table(*columns: str, right: tuple[str, ...] = ()) -> Table:

@@ -9,6 +9,7 @@ import os
 import signal
 import socket
 import threading
+import time
 from collections.abc import Callable, Generator
 from contextlib import contextmanager
 from types import FrameType
@@ -121,12 +122,14 @@ async def _serve(app: Gapless, listening: socket.socket, started: Callable[[], N
         )
     )
     loop = asyncio.get_running_loop()
+    stopping = threading.Event()
+    threading.Thread(target=_leave_in_time, args=[stopping], daemon=True).start()
 
     def stop(number: int, _: FrameType | None) -> None:
         if server.should_exit:
             os._exit(128 + number)  # asked twice: at once; what was acknowledged is durable
         server.should_exit = True
-        _leave_in_time()
+        stopping.set()
         loop.call_soon_threadsafe(app.sessions.drain, CLOSE_RESTART)
 
     for number in (signal.SIGINT, signal.SIGTERM):
@@ -139,13 +142,9 @@ async def _serve(app: Gapless, listening: socket.socket, started: Callable[[], N
         await app.sessions.close()
 
 
-def _leave_in_time() -> None:
+def _leave_in_time(stopping: threading.Event) -> None:
     """A thread that nobody can stop (a tool in this process, say) must not hold up the end."""
-
-    def leave() -> None:
-        os.write(2, b"gapless: something did not end in time and was left behind\n")
-        os._exit(0)
-
-    timer = threading.Timer(_PATIENCE, leave)
-    timer.daemon = True
-    timer.start()
+    stopping.wait()
+    time.sleep(_PATIENCE)
+    os.write(2, b"gapless: something did not end in time and was left behind\n")
+    os._exit(0)

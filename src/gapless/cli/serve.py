@@ -24,7 +24,7 @@ DEFAULT_LOG: Final = "sqlite:///gapless.db"
 SERVE_EXAMPLES: Final = examples(
     "gapless serve -- python server.py      # a stdio server, started per session",
     "gapless serve server:mcp --port 9000   # the MCPServer mcp in server.py",
-    "gapless serve --log memory: -- npx -y @modelcontextprotocol/server-everything",
+    "gapless serve --log memory: --port 0 -- npx -y @scope/some-server",
 )
 
 _MODULE: Final = re.compile(r"[^\W\d]\w*(\.[^\W\d]\w*)*:[\w.]+")
@@ -63,16 +63,16 @@ def serve(
     allowed_host: Annotated[
         list[str] | None,
         typer.Option(
-            help="allowed_hosts: a name that clients may call this server by; repeat it for several, * allows "
-            "any. [dim]\\[default: localhost and the address given by --host][/dim]",
+            help="allowed_hosts: a name that clients may call this server by; repeat it for several, "
+            "* allows any. [dim]\\[default: localhost, and what --host names][/dim]",
             rich_help_panel=_NETWORK,
         ),
     ] = None,
     allowed_origin: Annotated[
         list[str] | None,
         typer.Option(
-            help="allowed_origins: a web origin (https://app.example) whose pages may call this server; repeat it "
-            "for several, * allows any. [dim]\\[default: localhost][/dim]",
+            help="allowed_origins: a web origin (https://app.example) whose pages may call this server; "
+            "repeat it for several, * allows any. [dim]\\[default: localhost][/dim]",
             rich_help_panel=_NETWORK,
         ),
     ] = None,
@@ -110,20 +110,17 @@ def serve(
 
 def _backends(target: list[str], limits: Limits) -> tuple[str, BackendFactory]:
     """What is to be served, and its name."""
-    match target:
-        case []:
-            raise UsageError(
-                "nothing to serve", hint="gapless serve -- CMD ARGS..., or gapless serve module:attr"
-            )
-        case [word] if _MODULE.fullmatch(word):
-            return word, _imported(word)
-        case [program, *arguments]:
-            from gapless.backends.stdio import StdioBackends
+    if not target:
+        raise UsageError("nothing to serve", hint="gapless serve -- CMD ARGS, or gapless serve module:attr")
+    program = target[0]
+    if len(target) == 1 and _MODULE.fullmatch(program):
+        return program, _imported(program)
+    from gapless.backends.stdio import StdioBackends
 
-            if shutil.which(program) is None:
-                raise UsageError(f"there is no program {program!r}", hint=_meant(program))
-            shown = os.path.basename(program) + (" ..." if arguments else "")  # arguments may hold secrets
-            return shown, StdioBackends(target, max_message_bytes=limits.max_message_bytes)
+    if shutil.which(program) is None:
+        raise UsageError(f"there is no program {program!r}", hint=_meant(program))
+    shown = os.path.basename(program) + (" ..." if len(target) > 1 else "")  # arguments may hold secrets
+    return shown, StdioBackends(target, max_message_bytes=limits.max_message_bytes)
 
 
 def _meant(program: str) -> str:

@@ -37,7 +37,7 @@ sessions = typer.Typer(
     epilog=examples("gapless sessions list", "gapless sessions show 3f9a", "gapless sessions end 3f9a"),
 )
 
-_LogOption = Annotated[str, typer.Option("--log", help="The log, as `gapless serve --log` has it.")]
+_LogOption = Annotated[str, typer.Option("--log", help="The log, as it was given to gapless serve.")]
 _Prefix = Annotated[
     str, typer.Argument(metavar="HASH", help="The session's hash, or enough of it.", show_default=False)
 ]
@@ -46,7 +46,7 @@ _Json = Annotated[bool, typer.Option("--json", help="Print JSON.")]
 
 @sessions.command("list", epilog=examples("gapless sessions list", "gapless sessions list --json"))
 def list_sessions(*, log: _LogOption = DEFAULT_LOG, as_json: _Json = False) -> None:
-    """List the sessions in a log, oldest first. They are named by their tokens' hashes: no log has the tokens."""
+    """List the sessions in a log, oldest first, by the hashes of their tokens."""
 
     async def run(store: Log) -> list[dict[str, Any]]:
         return [_summary(stored, store) for stored in await store.sessions()]
@@ -59,23 +59,21 @@ def list_sessions(*, log: _LogOption = DEFAULT_LOG, as_json: _Json = False) -> N
         say(f"no sessions in {log}")
         return
     numbers = ("committed", "floor", "received", "open")
-    made = table("session", "view", "state", *numbers, "age", "idle", "ended", right=numbers)
+    made = table("session", "view", "state", *numbers, "age", right=numbers)
     for one in found:
         made.add_row(
             one["session"][:_SHORT],
             one["view"],
-            one["state"],
+            one["ended"] or one["state"],
             *(str(one[name]) for name in numbers),
             span(one["age"]),
-            span(one["idle"]),
-            one["ended"] or "",
         )
     print_table(made)
 
 
 @sessions.command(epilog=examples("gapless sessions show 3f9a", "gapless sessions show 3f9a --json"))
 def show(session: _Prefix, *, log: _LogOption = DEFAULT_LOG, as_json: _Json = False) -> None:
-    """Show what is known of one session, and which of its events are retained."""
+    """Show one session, and which of its events are retained."""
 
     async def run(store: Log) -> dict[str, Any]:
         stored = await _find(store, session)
@@ -94,9 +92,9 @@ def show(session: _Prefix, *, log: _LogOption = DEFAULT_LOG, as_json: _Json = Fa
 
 @sessions.command(epilog=examples("gapless sessions end 3f9a"))
 def end(session: _Prefix, *, log: _LogOption = DEFAULT_LOG) -> None:
-    """End a session: what it has open is answered `outcome-unknown`, and nothing is accepted any more.
+    """End a session. What it has open is answered: outcome unknown.
 
-    The process that serves it gives it up with its next write; its client is told then.
+    The process that serves it finds out when it next writes, and its client is told then.
     """
 
     async def run(store: Log) -> tuple[Stored, Reason | None]:
@@ -169,7 +167,7 @@ def _ending(stored: Stored, record: Record, store: Log, fence: int) -> Write:
         durability=store.durability.value,
         now=0.0,
     )
-    machine.handle(End(Reason.SESSION_ENDED), 0.0)
+    machine.handle(End(Reason.SESSION_ENDED, ""), 0.0)
     commit = machine.take()
     return Write(
         expect=commit.expect,

@@ -24,7 +24,7 @@ class Saved(msgspec.Struct):
         incarnation: how many processes have used this session before this one.
         limits, timers: what the server advertised.
         initialize, initialized: the recorded handshake, as it went over the wire.
-        waiting: requests that wait for an answer, by the ID they have on the wire.
+        waiting: requests that wait for an answer: their ID on the wire, as JSON, and their message number.
         asked: server→client requests that the application has not answered, as they came.
     """
 
@@ -34,10 +34,10 @@ class Saved(msgspec.Struct):
     incarnation: int = 0
     limits: dict[str, Any] = {}
     timers: dict[str, Any] = {}
-    initialize: msgspec.Raw | None = None
-    initialized: msgspec.Raw | None = None
-    waiting: dict[str, int | str] = {}
-    asked: dict[str, msgspec.Raw] = {}
+    initialize: dict[str, Any] | None = None
+    initialized: dict[str, Any] | None = None
+    waiting: dict[str, int] = {}
+    asked: dict[str, dict[str, Any]] = {}
     version: int = 1
 
 

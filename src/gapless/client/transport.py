@@ -101,8 +101,8 @@ class Connection:
         answer_timeout: float,
     ) -> None:
         self.url = url
-        self.recovered: list[dict[str, Any]] = []
-        """Answers to requests of a process that died, as JSON-RPC messages, in the order they came."""
+        self._recovered: list[dict[str, Any]] = []
+        self._dead: dict[str, int] = {}
         self._upgrade: Policy = upgrade
         self._steps: Literal[1, 2] = steps
         self._retry = retry
@@ -144,6 +144,22 @@ class Connection:
     def transport(self) -> str:
         """What carries events now: `sse`, `websocket` or `none`."""
         return "none" if self._driver is None else self._driver.machine.transport
+
+    @property
+    def recovered(self) -> list[dict[str, Any]]:
+        """Answers to requests of a process that died, as JSON-RPC messages, in the order they came.
+
+        A request that died with its process before the server had it is answered here too, with
+        an error whose `data.reason` is `not-sent`.
+        """
+        told = None if self._driver is None else self._driver.machine.told
+        for key, number in list(self._dead.items()):
+            if told is not None and number > told:
+                del self._dead[key]
+                text = "the process died before the server had this request: it was not run"
+                error = {"code": -32000, "message": text, "data": {"reason": "not-sent"}}
+                self._recovered.append({"jsonrpc": "2.0", "id": msgspec.json.decode(key), "error": error})
+        return self._recovered
 
     def migrate(self) -> None:
         """Move to a WebSocket now, whatever `upgrade` says; without effect where there already is one."""
@@ -214,8 +230,8 @@ class Connection:
     async def _run(self) -> None:
         assert self._driver is not None
         try:
-            for raw in [] if self._saved is None else list(self._saved.asked.values()):
-                await self._to_app.send(_parse(bytes(raw)))  # asked of the dead process, never answered
+            for asked in [] if self._saved is None else list(self._saved.asked.values()):
+                await self._deliver_own(msgspec.json.encode(asked))  # of the dead process, never answered
             await self._driver.run()
         except (anyio.BrokenResourceError, anyio.ClosedResourceError):
             pass  # the application stopped reading: it is leaving
@@ -239,9 +255,10 @@ class Connection:
     async def _deliver(self, data: bytes) -> None:
         message: dict[str, Any] = msgspec.json.decode(data)
         if self._belongs_elsewhere(message):
-            self.recovered.append(message)
+            self._dead.pop(_id_key(message.get("id")), None)
+            self._recovered.append(message)
             return
-        self._note_incoming(message, data)
+        self._note_incoming(message)
         await self._deliver_own(msgspec.json.encode(self._identity.incoming(message)))
 
     async def _deliver_own(self, data: bytes) -> None:
@@ -262,6 +279,7 @@ class Connection:
         if self._saved is None:
             return
         self._saved.incarnation += 1
+        self._dead = dict(self._saved.waiting)
         self._identity = Identity(self._saved.incarnation)
         self._file.save(self._saved)  # before anything is sent: the next process must not use our marks
         self._saved_seq = parse_event_id(self._saved.cursor).seq
@@ -282,6 +300,7 @@ class Connection:
             self._saved = Saved(self.url, machine.session, "", limits=machine.limits)
             self._saved.timers = {"keepalive": machine.keepalive}
         self._saved.cursor = str(machine.cursor)
+        self._saved.waiting = {**self._dead, **{_id_key(id): n for id, n in machine.outgoing.waiting.items()}}
         self._file.save(self._saved)
         self._saved_at, self._saved_seq, self._dirty = now, machine.cursor.seq, False
 
@@ -294,15 +313,13 @@ class Connection:
             return b""
         if message.get("method") != "initialize":
             return None
-        recorded: dict[str, Any] = msgspec.json.decode(saved.initialize)
-        mine, theirs = _handshake(message), _handshake(recorded)
-        if mine != theirs:
+        if _handshake(message) != _handshake(saved.initialize):
             text = "the session in the state file was opened with other client capabilities or another version"
             return error_response(
                 message["id"], -32000, text, {"reason": "handshake-differs", "action": "delete the state file"}
             )
-        answer: dict[str, Any] = msgspec.json.decode(saved.initialized)
-        return msgspec.json.encode({"jsonrpc": "2.0", "id": message["id"], "result": answer["result"]})
+        result = saved.initialized["result"]
+        return msgspec.json.encode({"jsonrpc": "2.0", "id": message["id"], "result": result})
 
     def _note_outgoing(self, message: dict[str, Any]) -> None:
         if self._file is None:
@@ -313,7 +330,7 @@ class Connection:
         elif "method" not in message and self._saved is not None:
             self._saved.asked.pop(_id_key(message.get("id")), None)
 
-    def _note_incoming(self, message: dict[str, Any], data: bytes) -> None:
+    def _note_incoming(self, message: dict[str, Any]) -> None:
         if self._file is None:
             return
         started = self._initializing
@@ -322,11 +339,10 @@ class Connection:
         if self._saved is None:
             return
         if started is not None and message.get("id") == started["id"] and "result" in message:
-            self._saved.initialize = msgspec.Raw(msgspec.json.encode(started))
-            self._saved.initialized = msgspec.Raw(data)
+            self._saved.initialize, self._saved.initialized = started, message
             self._initializing = None
         elif "method" in message and "id" in message:
-            self._saved.asked[_id_key(message["id"])] = msgspec.Raw(data)
+            self._saved.asked[_id_key(message["id"])] = message
         elif message.get("method") == "notifications/cancelled":
             params = cast("dict[str, Any]", message.get("params") or {})
             self._saved.asked.pop(_id_key(params.get("requestId")), None)

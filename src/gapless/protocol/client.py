@@ -138,7 +138,6 @@ class Client:
         retry: Retry | None = None,
         session: str | None = None,
         cursor: EventId | None = None,
-        received: int = 0,
         ahead: int = 256,
     ) -> None:
         self.policy: Policy = policy
@@ -147,7 +146,9 @@ class Client:
         self.phase = Phase.NEW
         self.session = session
         self.incoming = Incoming(cursor, ahead)
-        self.outgoing = Outgoing(received)
+        self.outgoing = Outgoing()
+        self.told: int | None = None
+        """The first `received` that this process was told; nothing is sent before (L6)."""
         self.limits: dict[str, Any] = {}
         self.keepalive = 15.0
         self.attempt = 0
@@ -315,7 +316,7 @@ class Client:
                 return []
 
     def _opened(self, input: Opened, now: float) -> list[Effect]:
-        self.session = input.session
+        self.session, self.told = input.session, 0
         self.incoming = Incoming(input.cursor, self._ahead)
         self._acked = input.cursor.seq
         self.limits = input.limits
@@ -500,7 +501,7 @@ class Client:
         """Send what is due, on the socket if there is one, else in one POST at a time (L6)."""
         limit = self.limits.get("message")
         due = self.outgoing.due(limit if isinstance(limit, int) else 64 * 1024)
-        if not due or self.session is None or self.phase in (Phase.NEW, Phase.OPENING, Phase.OVER):
+        if not due or self.told is None or self.phase is Phase.OVER:
             return []
         if self.socket is not None:
             if not self.incoming.primed:
@@ -517,7 +518,11 @@ class Client:
 
     def _statement(self, body: dict[str, Any], now: float) -> list[Effect]:
         """A statement of `received` that makes us resend from there (L6)."""
-        self._note_received(body.get("received"))
+        number = body.get("received")
+        if self.told is None and isinstance(number, int):
+            self.told = number
+            self.outgoing.rebase(number)
+        self._note_received(number)
         self.outgoing.resend()
         return self._flush(now)
 

@@ -48,6 +48,15 @@ class Outgoing:
             self.waiting.pop(envelope.target, None)  # settled by its own cancellation (L7)
         self._kept.append(Kept(self.numbered, data, request))
 
+    def rebase(self, received: int) -> None:
+        """A newcomer is told where to number from: what it kept so far follows `received` (L6)."""
+        self.received = self.sent = self.numbered = received
+        for kept in self._kept:
+            self.numbered += 1
+            kept.number = self.numbered
+            if kept.request is not None and kept.request in self.waiting:
+                self.waiting[kept.request] = kept.number
+
     @property
     def kept(self) -> int:
         """How many messages wait to be received by the server."""

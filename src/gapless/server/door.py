@@ -168,12 +168,14 @@ class SessionView:
         effect: Effect | None = None
         try:
             async for chunk in body_chunks(receive):
-                for block in decoder.feed(chunk):
-                    if block.event != "message":
-                        continue
-                    effect = await self._take(live, process, message_number(block.id), block.data or b"")
-                    if isinstance(effect, Refused):
-                        return effect
+                # Line by line: a block that cannot be decoded costs none that came before it.
+                for line in chunk.splitlines(keepends=True):
+                    for block in decoder.feed(line):
+                        if block.event != "message":
+                            continue
+                        effect = await self._take(live, process, message_number(block.id), block.data or b"")
+                        if isinstance(effect, Refused):
+                            return effect
         except TooLargeError as error:
             return live.machine.refusal(Reason.TOO_LARGE, str(error))
         except MalformedError as error:

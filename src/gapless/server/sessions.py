@@ -34,6 +34,7 @@ from gapless.protocol.inputs import (
     Known,
     Listen,
     Probing,
+    Refused,
     Upgrade,
     Verdict,
 )
@@ -100,7 +101,14 @@ class Live:
         """
         effects = self.offer(input)
         await self.durable()
-        return effects
+        return [self._told(effect) for effect in effects]
+
+    def _told(self, effect: Effect) -> Effect:
+        """A refusal says where the server is when it is told: what its own input changed is durable by then."""
+        if not isinstance(effect, Refused):
+            return effect
+        reason, message = effect.refusal.reason, effect.refusal.message
+        return self.machine.refusal(reason, message)
 
     async def ask(self, input: Asking) -> list[Effect]:
         """Put in a question whose answer may depend on a bound socket, probing that if need be (B6)."""
