@@ -35,7 +35,17 @@ STEPS = 40
 DELAY = 0.02
 STUCK = 40.0
 
-FAULTS = ("reset", "close", "half-open", "lost-answer", "eaten-101", "held-101", "cut-in-gap", "cut-all", "outage")
+FAULTS = (
+    "reset",
+    "close",
+    "half-open",
+    "lost-answer",
+    "eaten-101",
+    "held-101",
+    "cut-in-gap",
+    "cut-all",
+    "outage",
+)
 
 
 @dataclass
@@ -177,7 +187,9 @@ def judge(outcome: Outcome) -> None:
 
 
 async def main() -> int:
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser = argparse.ArgumentParser(
+        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
+    )
     parser.add_argument("--sessions", type=int, default=1000, help="how many trials (1000)")
     parser.add_argument("--parallel", type=int, default=32, help="how many at a time (32)")
     parser.add_argument("--only", type=int, default=0, help="the first trial's number (0)")
@@ -205,9 +217,23 @@ async def main() -> int:
 def report(outcomes: list[Outcome], seconds: float) -> None:
     """One table, and a line for each failure."""
     table = Table(title=f"{len(outcomes)} sessions in {seconds:.0f} s, {STEPS} numbered events each")
-    for name in ("through the door", "sessions", "faults", "upgrades", "missing", "repeated", "reordered", "stuck", "errors"):
+    for name in (
+        "through the door",
+        "sessions",
+        "faults",
+        "upgrades",
+        "missing",
+        "repeated",
+        "reordered",
+        "stuck",
+        "errors",
+    ):
         table.add_column(name, justify="left" if name == "through the door" else "right")
-    groups = (("in one step", [o for o in outcomes if o.steps == 1]), ("in two steps", [o for o in outcomes if o.steps == 2]), ("all", outcomes))
+    groups = (
+        ("in one step", [o for o in outcomes if o.steps == 1]),
+        ("in two steps", [o for o in outcomes if o.steps == 2]),
+        ("all", outcomes),
+    )
     for name, group in groups:
         figures = (
             len(group),

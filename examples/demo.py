@@ -183,7 +183,9 @@ class Stage:
         self.now[story.mode] = (ERAS[story.mode], step, connection.transport, cursor, committed)
         if what:
             at = f"{time.monotonic() - self.began:5.1f} s"
-            self.lines.append(Text(f"{at}  {ERAS[story.mode]:<15} {connection.transport:<10} {cursor:>4}  {what}"))
+            self.lines.append(
+                Text(f"{at}  {ERAS[story.mode]:<15} {connection.transport:<10} {cursor:>4}  {what}")
+            )
             if self.live is None:
                 self.console.print(self.lines[-1])
         if self.live is not None:
@@ -228,7 +230,16 @@ async def emitted(log_url: str, token: str) -> tuple[list[int], int]:
 async def verdict(stories: list[Story], log_url: str, console: Console) -> bool:
     """Compare what arrived with what was emitted."""
     table = Table(title="verdict")
-    for name in ("era", "emitted", "received", "missing", "repeated", "reordered", "requests settled", "list changes"):
+    for name in (
+        "era",
+        "emitted",
+        "received",
+        "missing",
+        "repeated",
+        "reordered",
+        "requests settled",
+        "list changes",
+    ):
         table.add_column(name, justify="left" if name == "era" else "right")
     good = True
     for story in stories:
@@ -248,7 +259,9 @@ async def verdict(stories: list[Story], log_url: str, console: Console) -> bool:
         good &= right and not missing and not repeated and not reordered and story.settled == story.asked
         good &= story.changes == 1 and story.cursor <= committed
     console.print(table)
-    console.print("nothing lost" if good else "SOMETHING IS WRONG", style="bold green" if good else "bold red")
+    console.print(
+        "nothing lost" if good else "SOMETHING IS WRONG", style="bold green" if good else "bold red"
+    )
     return good
 
 

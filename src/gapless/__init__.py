@@ -2,9 +2,9 @@
 
 ::
 
-    app = gapless.asgi(server)                            # an ASGI app around an MCP server
+    app = gapless.asgi(server)  # an ASGI app around an MCP server
 
-    async with Client(gapless.connect(url)) as client:    # the official SDK's client, through ours
+    async with Client(gapless.connect(url)) as client:  # the official SDK's client, through ours
         ...
 
     async with gapless.connect(url) as (read, write):

@@ -301,6 +301,14 @@ class Wire:
         """All that comes until the server closes."""
         return await soon(self._reader.read())
 
+    def stall(self) -> None:
+        """Read no more from the network, until `resume`."""
+        self._writer.transport.pause_reading()  # type: ignore[attr-defined]
+
+    def resume(self) -> None:
+        """Read again."""
+        self._writer.transport.resume_reading()  # type: ignore[attr-defined]
+
     def drop(self) -> None:
         """Reset the connection."""
         self._writer.transport.abort()
@@ -311,6 +319,7 @@ class EventStream:
 
     def __init__(self, wire: Wire, head: Answer) -> None:
         self.head = head
+        self.stall, self.resume = wire.stall, wire.resume
         self.raw = b""
         """Everything that came, without the chunks' own bytes."""
         self._wire = wire
@@ -487,7 +496,11 @@ class Server:
 
     async def wire(self) -> Wire:
         """A raw connection."""
-        reader, writer = await soon(asyncio.open_connection("127.0.0.1", self.port, limit=2**24))
+        sock = socket.socket()
+        sock.setblocking(False)
+        sock.setsockopt(socket.SOL_SOCKET, socket.SO_RCVBUF, 2**16)
+        await soon(asyncio.get_running_loop().sock_connect(sock, ("127.0.0.1", self.port)))
+        reader, writer = await soon(asyncio.open_connection(sock=sock, limit=2**24))
         wire = Wire(reader, writer, self.host)
         self.drops.append(wire.drop)
         return wire

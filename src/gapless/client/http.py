@@ -127,7 +127,9 @@ class Http:
     async def ack(self, token: str, cursor: EventId) -> None:
         """`POST …/ack`; whatever the answer, the next one says more."""
         content = msgspec.json.encode({"cursor": str(cursor)})
-        await self._request(0, "POST", self._endpoints.session(token, "ack"), content, {"Content-Type": _JSON})
+        await self._request(
+            0, "POST", self._endpoints.session(token, "ack"), content, {"Content-Type": _JSON}
+        )
 
     async def delete(self, token: str) -> None:
         """`DELETE` the session; if that fails it expires."""

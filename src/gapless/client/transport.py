@@ -168,9 +168,13 @@ class Connection:
 
     # The SDK's side -----------------------------------------------------------------------------------
 
-    async def __aenter__(self) -> tuple[MemoryObjectReceiveStream[_Received], MemoryObjectSendStream[SessionMessage]]:
+    async def __aenter__(
+        self,
+    ) -> tuple[MemoryObjectReceiveStream[_Received], MemoryObjectSendStream[SessionMessage]]:
         self._resume()
-        client = self._http = httpx2.AsyncClient(timeout=httpx2.Timeout(self._answer_timeout), **self._options)
+        client = self._http = httpx2.AsyncClient(
+            timeout=httpx2.Timeout(self._answer_timeout), **self._options
+        )
         verify = self._options["verify"]
         tls = _tls(self.url, verify)
         network = Network(
@@ -314,9 +318,14 @@ class Connection:
         if message.get("method") != "initialize":
             return None
         if _handshake(message) != _handshake(saved.initialize):
-            text = "the session in the state file was opened with other client capabilities or another version"
+            text = (
+                "the session in the state file was opened with other client capabilities or another version"
+            )
             return error_response(
-                message["id"], -32000, text, {"reason": "handshake-differs", "action": "delete the state file"}
+                message["id"],
+                -32000,
+                text,
+                {"reason": "handshake-differs", "action": "delete the state file"},
             )
         result = saved.initialized["result"]
         return msgspec.json.encode({"jsonrpc": "2.0", "id": message["id"], "result": result})

@@ -9,7 +9,15 @@ from typing import Final
 from gapless.errors import MalformedError, TooLargeError
 from gapless.protocol.cursor import EventId
 
-__all__ = ["BLOCK_OVERHEAD", "COMMENT", "Block", "BlockDecoder", "encode_block", "encode_event", "encode_prime"]
+__all__ = [
+    "BLOCK_OVERHEAD",
+    "COMMENT",
+    "Block",
+    "BlockDecoder",
+    "encode_block",
+    "encode_event",
+    "encode_prime",
+]
 
 COMMENT: Final = b":\n\n"
 """The keep-alive of an event stream (C8): a comment, no event, no ID."""
@@ -72,7 +80,18 @@ class BlockDecoder:
         limit: the most bytes one block may take; above it `TooLargeError`.
     """
 
-    __slots__ = ("_after_cr", "_buffer", "_data", "_event", "_id", "_limit", "_retry", "_seen", "_size", "_started")
+    __slots__ = (
+        "_after_cr",
+        "_buffer",
+        "_data",
+        "_event",
+        "_id",
+        "_limit",
+        "_retry",
+        "_seen",
+        "_size",
+        "_started",
+    )
 
     def __init__(self, limit: int) -> None:
         self._limit = limit

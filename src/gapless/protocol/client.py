@@ -612,7 +612,9 @@ class Client:
         if self._outstanding is not None or self._ticket is not None:
             text = "an upgrade was accepted, but no handshake gets through"
             return self._end(
-                SessionEndedError(text, code=Reason.UPGRADE_UNAVAILABLE, hint='open a new session with upgrade="never"')
+                SessionEndedError(
+                    text, code=Reason.UPGRADE_UNAVAILABLE, hint='open a new session with upgrade="never"'
+                )
             )
         return self._carry_on(now)
 
@@ -648,9 +650,15 @@ class Client:
         if refusal is None:
             if input.status == 426:
                 return self._shut_door(now)
-            if self.phase is Phase.OPENING and 400 <= input.status < 500 and input.status not in (408, 425, 429):
+            if (
+                self.phase is Phase.OPENING
+                and 400 <= input.status < 500
+                and input.status not in (408, 425, 429)
+            ):
                 text = f"the server answered {input.status} to POST /session: it does not speak this protocol"
-                return self._end(RefusedError(text, code=Reason.MALFORMED, hint="is this the URL of a Gapless server?"))
+                return self._end(
+                    RefusedError(text, code=Reason.MALFORMED, hint="is this the URL of a Gapless server?")
+                )
             if self.phase is Phase.KNOCKING and self._ticket is not None:
                 self._ticket_failures += 1
                 if self._ticket_failures >= 2:  # U6: something on the way answers handshakes by itself
@@ -718,7 +726,9 @@ class Client:
             case 4410:  # refusal.CLOSE_FENCED
                 self._fenced = True
             case 4400 | 1003:
-                return self._end(RefusedError(f"the server closed the socket with {input.code}", code="malformed"))
+                return self._end(
+                    RefusedError(f"the server closed the socket with {input.code}", code="malformed")
+                )
             case _:
                 pass
         return self._rest(Phase.LISTENING, None, now, f"the socket closed with {input.code}")
@@ -801,7 +811,9 @@ class Client:
 
     def _superseded(self, body: dict[str, Any]) -> list[Effect]:
         reason = _text(body.get("reason")) or Reason.SESSION_SUPERSEDED
-        return self._end(SessionEndedError(f"the server ended the session: {reason}", code=reason), live=False)
+        return self._end(
+            SessionEndedError(f"the server ended the session: {reason}", code=reason), live=False
+        )
 
     def _leave(self) -> list[Effect]:
         return self._end(None)

@@ -70,7 +70,10 @@ TRANSITIONS: Final[dict[tuple[SessionState, Asked], tuple[Do, SessionState]]] = 
     (_BOUND, Asked.LISTEN): (Do.PROBE, _BOUND),  # B6
     (_BOUND, Asked.UPGRADE): (Do.PROBE, _BOUND),
     (_BOUND, Asked.HANDSHAKE): (Do.PROBE, _BOUND),
-    (_BOUND, Asked.UPGRADE_SPENT): (Do.REFUSE_SPENT, _BOUND),  # B6: what the binding does not decide comes first
+    (_BOUND, Asked.UPGRADE_SPENT): (
+        Do.REFUSE_SPENT,
+        _BOUND,
+    ),  # B6: what the binding does not decide comes first
     (_BOUND, Asked.TICKET_SPENT): (Do.REFUSE_SPENT, _BOUND),
     (_BOUND, Asked.SOCKET_LIVES): (Do.REFUSE_BOUND, _BOUND),
     (_BOUND, Asked.SOCKET_SILENT): (Do.FENCE, _SSE),  # B6, B8

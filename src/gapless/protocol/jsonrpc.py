@@ -15,8 +15,7 @@ import msgspec
 
 from gapless.errors import MalformedError
 
-__all__ = ["Envelope",
-    "Kind", "RequestId", "error_response", "one_line", "peek", "salvage"]
+__all__ = ["Envelope", "Kind", "RequestId", "error_response", "one_line", "peek", "salvage"]
 
 RequestId = int | str
 """A JSON-RPC request ID; `1` and `"1"` are different (M6)."""
@@ -174,7 +173,9 @@ def salvage(data: bytes) -> Envelope | None:
     return Envelope(Kind.REQUEST, id=id, method=method)
 
 
-def error_response(id: RequestId | None, code: int, message: str, data: dict[str, Any] | None = None) -> bytes:
+def error_response(
+    id: RequestId | None, code: int, message: str, data: dict[str, Any] | None = None
+) -> bytes:
     """One line of JSON: a JSON-RPC error under `id`."""
     error: dict[str, Any] = {"code": code, "message": message}
     if data is not None:

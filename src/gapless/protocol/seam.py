@@ -123,7 +123,9 @@ class McpSession:
         replay_buffer: event number to payload; may be bounded, with the oldest evicted.
     """
 
-    def __init__(self, session_id: str, last_ack_id: int, replay_buffer: Mapping[int, dict[str, Any]]) -> None:
+    def __init__(
+        self, session_id: str, last_ack_id: int, replay_buffer: Mapping[int, dict[str, Any]]
+    ) -> None:
         self.session_id = session_id
         self.last_ack_id = last_ack_id
         self.replay_buffer = replay_buffer

@@ -169,9 +169,7 @@ class Session:
 
     def refusal(self, reason: Reason, message: str) -> Refused:
         """A refusal that states where the server is, in bare integers (C2)."""
-        return Refused(
-            Refusal(reason, message, self.outbox.committed, self.outbox.floor, self.inbox.durable)
-        )
+        return Refused(Refusal(reason, message, self.outbox.committed, self.outbox.floor, self.inbox.durable))
 
     def ended(self) -> Refused | None:
         """The refusal of a session that is over, on every endpoint (B4)."""
@@ -303,9 +301,7 @@ class Session:
             self._record(input, b"")
             request = problem.request
             if request is not None and request.id not in self.inbox.open:
-                error = error_response(
-                    request.id, -32600, problem.message, {"reason": problem.reason.value}
-                )
+                error = error_response(request.id, -32600, problem.message, {"reason": problem.reason.value})
                 self._append(0, "message", error, now)
             if connection is not None:
                 self._refuse_on(connection, input, refused.refusal)
@@ -439,7 +435,9 @@ class Session:
                 self._changed = True
             case Do.BURN:
                 self._terminate(Reason.SESSION_SUPERSEDED, "non-resumable-boundary", "", now)
-                return [self.refusal(Reason.SESSION_SUPERSEDED, "an upgrade is pending: this token is burned")]
+                return [
+                    self.refusal(Reason.SESSION_SUPERSEDED, "an upgrade is pending: this token is burned")
+                ]
             case Do.PROBE:
                 return self._probe()
             case Do.REFUSE_BOUND:

@@ -40,7 +40,9 @@ class Access:
             return Refusal(Reason.HOST_FORBIDDEN, f"Host {host[:100]!r} is not allowed; set allowed_hosts")
         origin = headers.get("origin")
         if origin is not None and not self._origin_allowed(origin):
-            return Refusal(Reason.ORIGIN_FORBIDDEN, f"Origin {origin[:100]!r} is not allowed; set allowed_origins")
+            return Refusal(
+                Reason.ORIGIN_FORBIDDEN, f"Origin {origin[:100]!r} is not allowed; set allowed_origins"
+            )
         return None
 
     def _origin_allowed(self, origin: str) -> bool:

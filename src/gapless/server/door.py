@@ -94,7 +94,9 @@ class SessionView:
         if isinstance(found, Refusal):
             raise RefusedRequest(found)
         if found.machine.view is not View.SESSION:
-            raise RefusedRequest(found.machine.refusal(Reason.WRONG_VIEW, "this is a stream-view session").refusal)
+            raise RefusedRequest(
+                found.machine.refusal(Reason.WRONG_VIEW, "this is a stream-view session").refusal
+            )
         over = found.machine.ended()
         if over is not None:
             raise RefusedRequest(over.refusal)
@@ -311,9 +313,16 @@ class SessionView:
         """A bound socket: one loop writes, one reads; the first to finish ends both."""
         wake = live.attach(delivery.connection, lambda: writer.cancel())
 
+        unwritten = True
+
         async def write(control: bytes, data: bytes) -> None:
-            # The echo is a frame of its own, and first: nothing precedes it (U2).
-            for part in (control, data):
+            nonlocal unwritten
+            parts = [control, data]
+            if unwritten:
+                # The echo is a frame of its own, and first: nothing precedes it (U2).
+                echo, end, rest = control.partition(b"\n\n")
+                parts, unwritten = [echo + end, rest, data], False
+            for part in parts:
                 if part:
                     await send({"type": "websocket.send", "text": part.decode()})
 
@@ -348,7 +357,9 @@ class SessionView:
                 task.cancel()
             await asyncio.gather(writer, reader, return_exceptions=True)
 
-    async def _read(self, live: Live, delivery: Delivery, process: str | None, receive: Receive) -> int | None:
+    async def _read(
+        self, live: Live, delivery: Delivery, process: str | None, receive: Receive
+    ) -> int | None:
         """Read a socket until it goes (`None`) or must be closed (the code)."""
         while True:
             message = await receive()
@@ -367,13 +378,16 @@ class SessionView:
                 return Refusal(Reason.MALFORMED, "").row.close
             if decoder.pending:
                 return Refusal(Reason.MALFORMED, "").row.close  # a frame holds whole blocks (W1)
-            for block in blocks:
-                if block.event == "message":
-                    await self._take_framed(live, delivery, process, block.id, block.data or b"")
-                elif block.event == "cursor-ack":
-                    code = await self._take_ack(live, delivery, block.data or b"")
-                    if code is not None:
-                        return code
+            try:
+                for block in blocks:
+                    if block.event == "message":
+                        await self._take_framed(live, delivery, process, block.id, block.data or b"")
+                    elif block.event == "cursor-ack":
+                        code = await self._take_ack(live, delivery, block.data or b"")
+                        if code is not None:
+                            return code
+            except (StorageFault, StorageError):
+                return Refusal(Reason.STORAGE, "").row.close
             if len(delivery.refused) > _REFUSED_MOST:
                 return Refusal(Reason.LIMIT, "").row.close
 
@@ -382,10 +396,7 @@ class SessionView:
     ) -> None:
         await live.uncrowded()
         number = message_number(id)
-        known = None
-        if number is not None:
-            with suppress(StorageFault):
-                known = await live.known(number)
+        known = None if number is None else await live.known(number)
         limit = self._limits.max_message_bytes
         # `received` is stated by the writer once it is durable; nobody waits for that here.
         live.offer(

@@ -128,7 +128,12 @@ async def read_body(receive: Receive, limit: int) -> bytes:
 
 
 async def respond(
-    send: Send, status: int, body: bytes, headers: Mapping[str, str] | None = None, *, kind: str = "http.response"
+    send: Send,
+    status: int,
+    body: bytes,
+    headers: Mapping[str, str] | None = None,
+    *,
+    kind: str = "http.response",
 ) -> None:
     """Send one whole response; `kind` is `websocket.http.response` for a denial."""
     raw = [*_PRIVATE]
@@ -161,7 +166,9 @@ async def refuse(
     if "websocket.http.response" in scope.get("extensions", {}):
         await respond(send, refusal.row.status, refusal.body(), extra, kind="websocket.http.response")
     else:
-        await send({"type": "websocket.close", "code": refusal.row.close or 1008, "reason": refusal.reason.value})
+        await send(
+            {"type": "websocket.close", "code": refusal.row.close or 1008, "reason": refusal.reason.value}
+        )
     with suppress(TimeoutError):
         async with asyncio.timeout(_LINGER):
             # uvicorn reports a disconnect when it has written the denial, and another when the peer
@@ -180,7 +187,10 @@ async def serve_events(
         await send({"type": "http.response.body", "body": control + data, "more_body": True})
 
     async def deliver() -> None:
-        raw = [*_STREAMED, *((name.lower().encode(), value.encode()) for name, value in (headers or {}).items())]
+        raw = [
+            *_STREAMED,
+            *((name.lower().encode(), value.encode()) for name, value in (headers or {}).items()),
+        ]
         await send({"type": "http.response.start", "status": 200, "headers": raw})
         with suppress(StorageError):  # the stream ends; its client resumes, and is told `storage`
             await feed(live, delivery, wake, write)

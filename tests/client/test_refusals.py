@@ -1,0 +1,255 @@
+"""§8: every refusal has its next action, and no two of them can loop."""
+
+from __future__ import annotations
+
+import itertools
+
+import pytest
+from tests.client.machine import Hand, event_data
+
+from gapless.errors import ConnectionGaveUpError, RefusedError, SessionEndedError
+from gapless.protocol.client import Client, Phase, Retry
+from gapless.protocol.moves import (
+    CloseStream,
+    Delete,
+    Failed,
+    Get,
+    Knock,
+    Negotiate,
+    Offered,
+    Over,
+    Post,
+    Refused,
+    Settle,
+    SocketClosed,
+    StreamEnded,
+)
+from gapless.protocol.refusal import ENDED, Action, Reason, Refusal
+
+ATTEMPTS = 4
+REQUESTS = (Get, Knock, Negotiate)
+
+
+def refused(hand: Hand, reason: Reason) -> Refused:
+    refusal = Refusal(reason, reason.value, committed=9, floor=5, received=0)
+    return Refused(hand.client.attempt, refusal.row.status, refusal, retry_after=0.0)
+
+
+def at(phase: Phase, steps: int = 1) -> Hand:
+    """A machine in this phase, with a request waiting for its answer."""
+    hand = Hand(Client("auto", steps=2 if phase is Phase.NEGOTIATING else 1, retry=Retry(attempts=ATTEMPTS)))
+    hand.open()
+    hand.submit({"id": 1, "method": "tools/call"})
+    hand.arrive(hand.emit(event_data(1)))
+    if phase is Phase.LISTENING:
+        hand.put(StreamEnded(hand.client.stream or 0))
+        hand.tick()
+    else:
+        hand.take()
+    assert hand.client.phase is phase
+    return hand
+
+
+@pytest.mark.rule("L7")
+@pytest.mark.parametrize("phase", [Phase.LISTENING, Phase.NEGOTIATING, Phase.KNOCKING])
+def test_no_two_refusals_in_turn_can_loop(phase: Phase) -> None:
+    for pair in itertools.product(Reason, repeat=2):
+        refuse_in_turn(phase, pair)
+
+
+def refuse_in_turn(phase: Phase, pair: tuple[Reason, Reason]) -> None:
+    hand = at(phase)
+    answers = itertools.cycle(pair)
+    asked = 0
+    while hand.client.phase is not Phase.OVER:
+        if hand.client.phase in (Phase.LISTENING, Phase.NEGOTIATING, Phase.KNOCKING):
+            asked += 1
+            hand.put(refused(hand, next(answers)))
+        elif hand.client.phase is Phase.RESTING:
+            hand.tick()
+        else:
+            assert hand.client.phase is Phase.STREAMING, "settled on the stream it had"
+            return
+        assert asked <= ATTEMPTS + 1, f"{pair}: more requests than the budget, without progress"
+    assert [e.id for e in hand.effects if isinstance(e, Settle)] == [1], "what was open is settled, once"
+    assert isinstance(hand.last(Over).error, SessionEndedError | RefusedError | ConnectionGaveUpError)
+
+
+@pytest.mark.rule("L7")
+@pytest.mark.parametrize("reason", [r for r in Reason if Refusal(r, "").row.action is Action.NEW_SESSION])
+def test_a_refusal_that_ends_the_session_settles_and_deletes_where_it_may_live(reason: Reason) -> None:
+    hand = at(Phase.LISTENING)
+    hand.put(refused(hand, reason))
+    assert hand.client.phase is Phase.OVER
+    assert [e.data["reason"] for e in hand.effects if isinstance(e, Settle)] == ["outcome-unknown"]
+    assert any(isinstance(e, Delete) for e in hand.effects) == (reason not in ENDED)
+
+
+def test_an_evicted_cursor_that_has_moved_on_is_stated_again() -> None:
+    hand = at(Phase.LISTENING)
+    hand.take()
+    refusal = Refusal(Reason.CURSOR_EVICTED, "", committed=9, floor=1)
+    hand.put(Refused(hand.client.attempt, 409, refusal))
+    hand.tick()
+    assert hand.last(Get).cursor == hand.id(1)
+
+
+def test_an_evicted_cursor_at_the_door_drains_the_stream_that_is_open() -> None:
+    hand = at(Phase.KNOCKING)
+    hand.put(refused(hand, Reason.CURSOR_EVICTED))
+    assert hand.client.phase is Phase.STREAMING
+
+
+@pytest.mark.rule("U6")
+def test_after_a_426_in_one_step_the_stream_goes_on_and_the_door_is_left_alone() -> None:
+    hand = at(Phase.KNOCKING)
+    hand.put(refused(hand, Reason.UPGRADE_UNAVAILABLE))
+    for n in range(2, 6):
+        hand.arrive(hand.emit(event_data(n)))
+        hand.take()
+        hand.now += 1000
+    assert hand.client.phase is Phase.STREAMING
+    assert sum(isinstance(e, Knock) for e in hand.effects) == 1
+
+
+@pytest.mark.rule("U6")
+def test_after_a_426_in_two_steps_the_session_is_given_up_for_a_new_one() -> None:
+    hand = at(Phase.NEGOTIATING)
+    hand.put(Offered(hand.client.attempt, "ticket"))
+    hand.put(refused(hand, Reason.UPGRADE_UNAVAILABLE))
+    assert isinstance(hand.client.error, SessionEndedError)
+    assert any(isinstance(e, Delete) for e in hand.effects)
+
+
+@pytest.mark.rule("U6")
+def test_two_foreign_answers_to_one_ticket_count_as_426() -> None:
+    hand = at(Phase.NEGOTIATING)
+    hand.put(Offered(hand.client.attempt, "ticket"))
+    hand.put(Refused(hand.client.attempt, 502, None))
+    hand.tick()
+    hand.put(Refused(hand.client.attempt, 502, None))
+    assert isinstance(hand.client.error, SessionEndedError)
+
+
+@pytest.mark.rule("B3")
+def test_a_handshake_without_an_answer_is_repeated_with_its_ticket() -> None:
+    hand = at(Phase.NEGOTIATING)
+    hand.put(Offered(hand.client.attempt, "ticket"))
+    for _ in range(ATTEMPTS - 1):
+        hand.put(Failed(hand.client.attempt, "reset"))
+        hand.tick()
+        assert hand.last(Knock).ticket == "ticket"
+
+
+@pytest.mark.rule("U7", "U9")
+def test_a_negotiation_without_an_answer_is_repeated_with_its_nonce() -> None:
+    hand = at(Phase.NEGOTIATING)
+    nonce = hand.last(Negotiate).nonce
+    hand.put(Failed(hand.client.attempt, "reset"))
+    hand.tick()
+    assert hand.last(Negotiate).nonce == nonce
+
+
+@pytest.mark.rule("U9")
+def test_after_a_spent_ticket_the_stream_is_resumed_and_a_new_nonce_may_be_made() -> None:
+    hand = at(Phase.NEGOTIATING)
+    nonce = hand.last(Negotiate).nonce
+    hand.put(StreamEnded(hand.client.stream or 0))
+    hand.put(refused(hand, Reason.TICKET_SPENT))
+    hand.tick()
+    hand.listen()
+    hand.arrive(hand.emit(event_data(2)))
+    hand.now += 100
+    hand.take()
+    assert hand.last(Negotiate).nonce != nonce
+
+
+def test_fenced_once_it_resumes_and_meeting_a_live_socket_then_it_raises() -> None:
+    hand = at(Phase.KNOCKING)
+    hand.bind(1)
+    hand.put(SocketClosed(hand.client.socket or 0, 4410))
+    hand.tick()
+    hand.put(refused(hand, Reason.WEBSOCKET_BOUND))
+    assert hand.client.error is not None
+    assert hand.client.error.code == Reason.WEBSOCKET_BOUND
+    assert not any(isinstance(e, Delete) for e in hand.effects), "the session is somebody else's by now"
+
+
+@pytest.mark.parametrize("code", [1000, 1001, 1006, 1012, 1013, 4401, 4408, 4409])
+def test_a_socket_that_goes_for_a_passing_reason_is_followed_by_sse(code: int) -> None:
+    hand = at(Phase.KNOCKING)
+    hand.bind(1)
+    hand.put(SocketClosed(hand.client.socket or 0, code))
+    hand.tick()
+    assert hand.client.phase is Phase.LISTENING
+    assert hand.last(Get).cursor == hand.id(1)
+
+
+@pytest.mark.rule("U4", "L7")
+def test_a_socket_closed_4404_ends_the_session_and_settles() -> None:
+    hand = at(Phase.KNOCKING)
+    hand.bind(1)
+    hand.put(SocketClosed(hand.client.socket or 0, 4404))
+    assert isinstance(hand.client.error, SessionEndedError)
+    assert [e.id for e in hand.effects if isinstance(e, Settle)] == [1]
+
+
+def posting() -> tuple[Hand, Post]:
+    """A machine whose POST of message 1 is under way."""
+    hand = Hand(Client("never", retry=Retry(attempts=ATTEMPTS)))
+    hand.open()
+    hand.submit({"id": 1, "method": "tools/call"})
+    return hand, hand.last(Post)
+
+
+@pytest.mark.rule("L6")
+@pytest.mark.parametrize("reason", list(Reason))
+def test_a_post_refused_again_and_again_comes_to_an_end(reason: Reason) -> None:
+    hand, post = posting()
+    for _ in range(ATTEMPTS + 2):
+        refusal = Refusal(reason, reason.value, received=0)
+        hand.put(Refused(post.attempt, refusal.row.status, refusal))
+        if hand.client.phase is Phase.OVER or any(isinstance(e, Settle) for e in hand.effects):
+            return
+        hand.tick()
+        post = hand.last(Post)
+    pytest.fail("the message is sent for ever")
+
+
+@pytest.mark.rule("L6", "W5")
+def test_a_413_before_the_whole_was_read_is_followed_by_a_placeholder() -> None:
+    hand, post = posting()
+    hand.put(Refused(post.attempt, 413, Refusal(Reason.TOO_LARGE, "too large", received=0)))
+    assert [(e.id, e.data["reason"]) for e in hand.effects if isinstance(e, Settle)] == [(1, "too-large")]
+    hand.tick()
+    (kept,) = hand.last(Post).messages
+    assert (kept.number, kept.data) == (1, b"")
+
+
+@pytest.mark.rule("L6")
+def test_a_413_that_used_the_number_is_not_followed_by_anything() -> None:
+    hand, post = posting()
+    posts = sum(isinstance(e, Post) for e in hand.effects)
+    hand.put(Refused(post.attempt, 413, Refusal(Reason.TOO_LARGE, "too large", received=1)))
+    hand.now += 100
+    while hand.client.deadline is not None and hand.client.deadline <= hand.now:
+        hand.tick()
+    assert sum(isinstance(e, Post) for e in hand.effects) == posts
+
+
+@pytest.mark.rule("W5")
+def test_a_message_above_the_limit_is_refused_before_it_is_sent() -> None:
+    hand, _ = posting()
+    effects = hand.submit({"id": 2, "method": "x" * 2000})
+    assert [(e.id, e.data["reason"]) for e in effects if isinstance(e, Settle)] == [(2, "too-large")]
+    assert not any(isinstance(e, Post) for e in effects)
+
+
+def test_a_proxys_page_is_no_refusal_of_ours_and_the_session_survives_it() -> None:
+    hand = at(Phase.LISTENING)
+    for _ in range(2):
+        hand.put(Refused(hand.client.attempt, 404, None))
+        hand.tick()
+    hand.listen()
+    assert hand.client.phase is Phase.STREAMING
+    assert not any(isinstance(e, Over | CloseStream) for e in hand.effects)
