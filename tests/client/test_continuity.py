@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import msgspec
 import pytest
-from tests.client.machine import LINK0, Hand, event_data
 
 from gapless.errors import CursorDiscontinuityError, SessionMigrationGapError
 from gapless.protocol.block import Block
@@ -27,6 +26,7 @@ from gapless.protocol.moves import (
     StreamOpened,
 )
 from gapless.protocol.refusal import Reason, Refusal
+from tests.client.machine import LINK0, Hand, event_data
 
 
 def streaming(policy: str = "never") -> Hand:
@@ -143,7 +143,7 @@ def test_a_socket_without_an_echo_is_dropped_and_sse_resumed() -> None:
 @pytest.mark.rule("U2")
 def test_an_echo_behind_the_clients_cursor_is_a_discontinuity() -> None:
     hand = knocking(3)
-    hand.bind(2)
+    hand.put(SocketOpened(hand.client.attempt, 2))
     assert hand.client.phase is Phase.RESTING
 
 

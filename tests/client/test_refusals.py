@@ -5,7 +5,6 @@ from __future__ import annotations
 import itertools
 
 import pytest
-from tests.client.machine import Hand, event_data
 
 from gapless.errors import ConnectionGaveUpError, RefusedError, SessionEndedError
 from gapless.protocol.client import Client, Phase, Retry
@@ -25,6 +24,7 @@ from gapless.protocol.moves import (
     StreamEnded,
 )
 from gapless.protocol.refusal import ENDED, Action, Reason, Refusal
+from tests.client.machine import Hand, event_data
 
 ATTEMPTS = 4
 REQUESTS = (Get, Knock, Negotiate)
