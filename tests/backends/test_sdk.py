@@ -281,7 +281,7 @@ async def test_closing_ends_a_session_that_hangs_in_its_handshake(
     monkeypatch.setattr(sdk, "_GRACE", 0.1)
     hanging = asyncio.Event()
 
-    async def hang(context: object, call_next: object) -> dict[str, Any]:
+    async def hang(ctx: object, call_next: object) -> dict[str, Any]:
         hanging.set()
         await asyncio.Event().wait()
         return {}

@@ -318,4 +318,6 @@ class Peer:
         if machine.outgoing.posting is None:
             machine._post_attempt = None  # pyright: ignore[reportPrivateUsage]
         if machine.phase not in _AWAITING:
-            machine.attempt = next(n for n in range(4) if n + 1 not in (machine.stream, machine.socket))
+            live = {machine.stream, machine.socket}
+            # Room for a negotiation, its handshake and one more: none may take a live one's number.
+            machine.attempt = next(n for n in range(9) if not live & {n + 1, n + 2, n + 3})

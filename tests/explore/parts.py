@@ -16,6 +16,10 @@ from types import NoneType
 from typing import Any
 
 from gapless.protocol.block import Block, BlockDecoder
+from gapless.protocol.client import Client
+from gapless.protocol.delivery import Delivery
+from gapless.protocol.outbox import Outbox
+from gapless.protocol.session import Session
 
 __all__ = ["END", "FIN", "OPEN", "Item", "Violation", "decode", "freeze", "item"]
 
@@ -26,32 +30,25 @@ class Violation(Exception):
 
 _ATOMS = frozenset({int, str, bytes, bool, float, NoneType})
 
-_SKIPPED = frozenset(
-    {
-        # Fixed for a whole exploration.
-        "limits",
-        "view",
-        "durability",
-        "retry",
-        "policy",
-        # Counted, never decided by.
-        "heard",
-        "evicted_unacked",
-        # Display only: `Client.committed`. The outbox's `committed` is added by the server component.
-        "committed",
-        # Immutable copies of what other fields say.
-        "error",
-    }
-)
+_SKIPPED: dict[type, frozenset[str]] = {
+    # Fixed for a whole exploration.
+    Session: frozenset({"limits", "view", "durability"}),
+    # Fixed; for display only (`committed`); said by `phase` already.
+    Client: frozenset({"limits", "policy", "retry", "committed", "error"}),
+    # Counted, never decided by.
+    Delivery: frozenset({"heard"}),
+    Outbox: frozenset({"evicted_unacked"}),
+}
 
 
 @cache
-def _fields(kind: type) -> tuple[str, ...]:
+def _slots(kind: type) -> tuple[str, ...]:
     names: list[str] = []
     for base in kind.__mro__:
         slots = base.__dict__.get("__slots__", ())
         names += [slots] if isinstance(slots, str) else list(slots)
-    return tuple(name for name in names if name not in _SKIPPED)
+    skipped = _SKIPPED.get(kind, frozenset())
+    return tuple(name for name in names if name not in skipped)
 
 
 def freeze(value: Any) -> Hashable:
@@ -67,7 +64,10 @@ def freeze(value: Any) -> Hashable:
         return frozenset(value)
     if kind is bytearray:
         return bytes(value)
-    names = _fields(kind) or tuple(name for name in vars(value) if name not in _SKIPPED)
+    names = _slots(kind)
+    if not names:
+        skipped = _SKIPPED.get(kind, frozenset())
+        names = tuple([name for name in vars(value) if name not in skipped])
     return tuple([freeze(getattr(value, name)) for name in names])
 
 
@@ -109,6 +109,8 @@ def decode(data: bytes) -> tuple[Item, ...]:
             name = block.event if block.id is None or block.data == b"" else f"{block.event} {block.id}"
             if block.id is not None and not block.data:
                 name = f"prime {block.id}"
+            if name == "message" and block.retry is not None:
+                name = "retry"
             detail = "" if block.id is not None or not block.data else " " + block.data.decode()
             found = _items[block] = Item(BLOCK, None, block, name + detail)
         out.append(found)

@@ -8,6 +8,7 @@ steps (§11.5).
 
 from __future__ import annotations
 
+import itertools
 from array import array
 from collections import deque
 from collections.abc import Hashable
@@ -101,7 +102,7 @@ def explore(scenario: Scenario, *, universe: Any = None, most: int = 5_000_000) 
             target = graph.seen.get(key)
             if target is None:
                 if len(graph.seen) >= most:
-                    raise Found(f"{scenario.name}: more than {most} states")
+                    raise Found(_tell(graph, number, action, f"{scenario.name}: more than {most} states"))
                 target = graph.add(key, number, action, universe.rests(after))
                 queue.append((target, after))
             if target != number and action[0] not in FAULTS:
@@ -138,9 +139,11 @@ def _check_liveness(graph: _Graph) -> int:
             if not reached[source]:
                 reached[source] = 1
                 stack.append(source)
-    stuck = next((n for n in range(count) if not reached[n]), None)
-    if stuck is not None:
-        raise Found(_tell(graph, stuck, None, "§11.5: from here nothing leads to rest"))
+    stuck = [n for n in range(count) if not reached[n]]
+    if stuck:
+        moving = set(itertools.compress(graph.sources, graph.sure))
+        dead = next((n for n in stuck if n not in moving), stuck[0])
+        raise Found(_tell(graph, dead, None, "§11.5: from here nothing leads to rest"))
     longest = array("i", bytes(4 * count))
     stack = [n for n in range(count) if not degree[n]]
     done = 0

@@ -195,7 +195,6 @@ class Server:
         commit = self.commit and (self.commit[1].last, len(self.commit[1].entries), self.commit[1].floor)
         return (
             freeze(session),
-            session.outbox.committed,
             (stored.committed, stored.floor, stored.received, stored.dispatched),
             stored.record if self.servers.crashes else None,
             commit,

@@ -7,7 +7,7 @@ import sys
 from typing import Any, Final, cast
 
 from mcp.client.session import ElicitationFnT
-from mcp_types import ElicitRequestParams, ElicitRequestURLParams, ElicitResult
+from mcp.types import ElicitRequestParams, ElicitRequestURLParams, ElicitResult
 from rich.markup import escape
 
 from gapless.cli.display import Display
@@ -77,10 +77,11 @@ async def _field(title: str, schema: _Schema, *, required: bool) -> _Value:
 def _read(text: str, schema: _Schema) -> _Value:
     choices = _choices(schema)
     match schema.get("type"):
-        case "integer":
-            return int(text)
-        case "number":
-            return float(text)
+        case "integer" | "number" as kind:
+            try:
+                return int(text) if kind == "integer" else float(text)
+            except ValueError:
+                raise ValueError(f"{text!r} is no {kind}") from None
         case "boolean":
             if text.lower() not in _YES:
                 raise ValueError("answer yes or no")

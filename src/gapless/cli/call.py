@@ -16,7 +16,7 @@ from gapless.protocol.client import Retry
 
 if TYPE_CHECKING:
     from mcp import Client
-    from mcp_types import CallToolResult, Tool
+    from mcp.types import CallToolResult, Tool
 
     from gapless.cli.display import Display
     from gapless.client.driver import Observation

@@ -71,11 +71,17 @@ def run(app: Gapless, listening: socket.socket, started: Callable[[], None]) -> 
     """Serve until SIGINT or SIGTERM; `started` is called when requests are answered.
 
     Raises:
-        GaplessError: the log or the MCP server could not be started.
+        GaplessError: the log or the MCP server could not be started, or failed to stop.
     """
     _log_to_stderr()
-    with asyncio.Runner(loop_factory=_loop_factory()) as runner:
-        runner.run(_serve(app, listening, started))
+    with listening, asyncio.Runner(loop_factory=_loop_factory()) as runner:
+        try:
+            runner.run(_serve(app, listening, started))
+        except GaplessError:
+            raise
+        except Exception as error:  # of the MCP server's lifespan
+            told = f"the MCP server failed: {type(error).__name__}: {error}"
+            raise GaplessError(told, hint="gapless --debug serve ... shows where") from error
 
 
 def _log_to_stderr() -> None:
@@ -134,8 +140,8 @@ async def _serve(app: Gapless, listening: socket.socket, started: Callable[[], N
 
     for number in (signal.SIGINT, signal.SIGTERM):
         signal.signal(number, stop)
-    await app.sessions.start()
     try:
+        await app.sessions.start()
         started()
         await server.serve(sockets=[listening])
     finally:

@@ -193,6 +193,7 @@ class Connection:
             saving=self._save,
             observe=self._observe,
         )
+        self._streams = (self._to_app, self._from_app, read, write)
         self._tasks = [asyncio.create_task(self._run()), asyncio.create_task(self._relay())]
         return read, write
 
@@ -212,7 +213,8 @@ class Connection:
         for task in self._tasks:
             task.cancel()
         await asyncio.gather(*self._tasks, return_exceptions=True)
-        self._from_app.close()
+        for stream in self._streams:
+            stream.close()
         await self._http.aclose()
 
     def _machine(self, process: str) -> Client:

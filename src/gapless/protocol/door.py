@@ -124,8 +124,11 @@ class Door:
         """Classify a handshake: no ticket is one step, which also completes a pending negotiation (U7)."""
         if ticket is None:
             return Asked.HANDSHAKE
-        pending = self.state is _PENDING and self.ticket is not None and compare_digest(ticket, self.ticket)
-        return Asked.HANDSHAKE if pending else Asked.TICKET_SPENT
+        if self.state is not _PENDING or self.ticket is None:
+            return Asked.TICKET_SPENT
+        # As bytes: of texts it takes ASCII alone, and what is compared is whatever somebody sent.
+        same = compare_digest(ticket.encode(errors="replace"), self.ticket.encode())
+        return Asked.HANDSHAKE if same else Asked.TICKET_SPENT
 
     def take(self, asked: Asked) -> Do:
         """Make the transition and return what to do.

@@ -7,6 +7,7 @@ Faults are asked for at any time on a `Link`, or armed to strike when a pattern 
 from __future__ import annotations
 
 import asyncio
+import re
 import socket
 import struct
 from collections.abc import Callable
@@ -19,6 +20,9 @@ __all__ = ["Direction", "FaultProxy", "Link"]
 
 _CHUNK: Final = 64 * 1024
 _LINGER_RESET: Final = struct.pack("ii", 1, 0)
+
+
+_HOP_BY_HOP: Final = re.compile(rb"(?im)^(?:upgrade|connection):[^\r\n]*\r\n")
 
 
 class Direction(Enum):
@@ -56,6 +60,7 @@ class Link:
         self._swallowed: set[Direction] = set()
         self._gates: dict[Direction, asyncio.Event] = {}
         self._traps: list[_Trap] = []
+        self._stripping = False
         for direction in Direction:
             self._gates[direction] = asyncio.Event()
             self._gates[direction].set()
@@ -97,6 +102,10 @@ class Link:
         """Forward what was held."""
         self._gates[direction].set()
 
+    def strip_upgrade(self) -> None:
+        """Make the handshake that is about to be forwarded a plain GET, as some proxies do."""
+        self._stripping = True
+
     def arm(
         self,
         direction: Direction,
@@ -115,6 +124,9 @@ class Link:
             while data := await reader.read(_CHUNK):
                 if direction is Direction.TO_SERVER:
                     self._note_request(data)
+                    if self._stripping:
+                        data = _HOP_BY_HOP.sub(b"", data)
+                        self._stripping = False
                 cut = self._spring(direction, data)
                 if cut is not None:
                     data = cut

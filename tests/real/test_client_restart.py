@@ -1,0 +1,149 @@
+"""A session carried on after its client process was killed (C4, L6, N3)."""
+
+from __future__ import annotations
+
+import asyncio
+import json
+import stat
+import sys
+from pathlib import Path
+from typing import Any
+
+import msgspec
+import pytest
+from mcp import Client, MCPError
+from tests.real.serving import served
+
+import gapless
+from gapless.client.state import Saved, StateFile
+from gapless.errors import UsageError
+
+SCRIPT = Path(__file__).with_name("client_process.py")
+
+
+async def start(url: str, state: Path, act: str, mode: str) -> asyncio.subprocess.Process:
+    return await asyncio.create_subprocess_exec(
+        sys.executable, str(SCRIPT), url, str(state), act, mode, stdout=asyncio.subprocess.PIPE
+    )
+
+
+async def told(process: asyncio.subprocess.Process, key: str) -> dict[str, Any]:
+    """The next line that has this key."""
+    assert process.stdout is not None
+    while line := await asyncio.wait_for(process.stdout.readline(), 30):
+        said: dict[str, Any] = json.loads(line)
+        if key in said:
+            return said
+    raise AssertionError(f"the client ended without saying {key}")
+
+
+@pytest.mark.rule("C4", "L6", "N3")
+@pytest.mark.parametrize("mode", ["legacy", "auto"])
+async def test_a_killed_client_is_restarted_and_goes_on_from_its_cursor(tmp_path: Path, mode: str) -> None:
+    state = tmp_path / "state.json"
+    async with served() as (url, _):
+        first = await start(url, state, "die", mode)
+        session = (await told(first, "connected"))["connected"]
+        while (await told(first, "step"))["step"] < 5:
+            pass
+        first.kill()
+        await first.wait()
+        assert stat.S_IMODE(state.stat().st_mode) == 0o600
+
+        second = await start(url, state, "go", mode)
+        assert (await told(second, "connected"))["connected"] == session
+        assert (await told(second, "result"))["result"] == "climbed 3 steps"
+        recovered = (await told(second, "recovered"))["recovered"]
+        assert [r["result"]["content"][0]["text"] for r in recovered] == ["climbed 40 steps"]
+        assert await asyncio.wait_for(second.wait(), 30) == 0
+        assert not state.exists(), "a session that was left is not gone on with"
+
+
+def save(path: Path, url: str, session: str, cursor: str, **more: Any) -> None:
+    StateFile(path).save(Saved(url, session, cursor, **more))
+
+
+async def leave_behind(url: str, app: Any, path: Path, **more: Any) -> None:
+    """A session as a dead process leaves it: opened, initialised by `more`, its state saved."""
+    token, live = await app.sessions.open(gapless.protocol.session.View.SESSION, "anonymous")  # type: ignore[attr-defined]
+    cursor = f"0.0.{live.machine.outbox.floor_link.hex()}"
+    save(path, url, token, cursor, limits={"message": 1 << 20}, **more)
+
+
+INITIALIZE = {
+    "jsonrpc": "2.0",
+    "id": 1,
+    "method": "initialize",
+    "params": {"protocolVersion": "2025-11-25", "capabilities": {}, "clientInfo": {"name": "x", "version": "1"}},
+}
+INITIALIZED = {
+    "jsonrpc": "2.0",
+    "id": 1,
+    "result": {
+        "protocolVersion": "2025-11-25",
+        "capabilities": {},
+        "serverInfo": {"name": "recorded", "version": "1"},
+    },
+}
+
+
+@pytest.mark.rule("N3")
+async def test_the_recorded_handshake_is_answered_without_the_server(tmp_path: Path) -> None:
+    async with served() as (url, app):
+        await leave_behind(url, app, tmp_path / "s", initialize=INITIALIZE, initialized=INITIALIZED)
+        async with Client(gapless.connect(url, state=tmp_path / "s"), mode="legacy") as client:
+            assert client.server_info is not None
+            assert client.server_info.name == "recorded"
+
+
+@pytest.mark.rule("N3")
+async def test_other_client_capabilities_than_the_recorded_ones_are_refused(tmp_path: Path) -> None:
+    recorded = msgspec.json.decode(msgspec.json.encode(INITIALIZE))
+    recorded["params"]["capabilities"] = {"roots": {}}
+    async with served() as (url, app):
+        await leave_behind(url, app, tmp_path / "s", initialize=recorded, initialized=INITIALIZED)
+        with pytest.raises((MCPError, ExceptionGroup)) as raised:
+            async with Client(gapless.connect(url, state=tmp_path / "s"), mode="legacy"):
+                pass
+        group = raised.value
+        errors = group.exceptions if isinstance(group, ExceptionGroup) else (group,)
+        assert any("other client capabilities" in str(error) for error in errors)
+
+
+@pytest.mark.rule("N3")
+async def test_a_question_the_dead_process_did_not_answer_is_put_to_its_successor(tmp_path: Path) -> None:
+    question = {"jsonrpc": "2.0", "id": 9, "method": "roots/list"}
+    async with served() as (url, app):
+        await leave_behind(url, app, tmp_path / "s", asked={"9": question})
+        async with gapless.connect(url, state=tmp_path / "s") as (read, _):
+            message = await asyncio.wait_for(read.receive(), 10)
+            assert not isinstance(message, Exception)
+            assert message.message.model_dump(exclude_unset=True)["id"] == 9
+
+
+@pytest.mark.rule("L7")
+async def test_a_request_that_died_before_the_server_had_it_is_answered_not_sent(tmp_path: Path) -> None:
+    async with served() as (url, app):
+        await leave_behind(url, app, tmp_path / "s", waiting={"5": 1})
+        connection = gapless.connect(url, state=tmp_path / "s")
+        async with Client(connection):
+            (answer,) = connection.recovered
+        assert answer["id"] == 5
+        assert answer["error"]["data"]["reason"] == "not-sent"
+
+
+@pytest.mark.parametrize("content", [b"", b"{}", b"not json", b'{"url":1}'])
+async def test_a_file_that_is_no_state_file_is_refused_and_kept(tmp_path: Path, content: bytes) -> None:
+    path = tmp_path / "s"
+    path.write_bytes(content)
+    with pytest.raises(UsageError):
+        async with gapless.connect("http://127.0.0.1:9/mcp", state=path):
+            pass
+    assert path.read_bytes() == content
+
+
+async def test_a_state_file_is_good_for_its_own_server_only(tmp_path: Path) -> None:
+    save(tmp_path / "s", "http://127.0.0.1:8/mcp", "token", "0.0.0001020304050607")
+    with pytest.raises(UsageError, match="belongs to"):
+        async with gapless.connect("http://127.0.0.1:9/mcp", state=tmp_path / "s"):
+            pass
