@@ -17,7 +17,7 @@ import os
 import random
 import sys
 import time
-from collections import Counter
+from collections import Counter, deque
 from dataclasses import dataclass, field
 
 sys.path.insert(0, os.path.dirname(os.path.dirname(os.path.abspath(__file__))))
@@ -29,6 +29,7 @@ from rich.table import Table
 
 import gapless
 from examples.serving import Served, serve
+from gapless.client.driver import Observation
 from gapless.torture.faults import Direction, FaultProxy, Link
 
 STEPS = 40
@@ -63,6 +64,7 @@ class Outcome:
     seconds: float = 0.0
     upgrades: int = 0
     got: list[int] = field(default_factory=list)
+    trace: deque[str] = field(default_factory=lambda: deque(maxlen=60))
 
     @property
     def failed(self) -> bool:
@@ -132,20 +134,25 @@ async def run_trial(trial: int, served: Served) -> Outcome:
     """Run one trial."""
     steps, plan, move_at = draw(trial)
     outcome = Outcome(trial, steps, plan)
+    began = time.monotonic()
     proxy = FaultProxy("127.0.0.1", served.port)
     await proxy.start()
     saboteur = Saboteur(proxy)
     url = f"http://127.0.0.1:{proxy.port}/mcp"
 
-    def observe(seen: object) -> None:
-        outcome.upgrades += "bridging → bound" in str(seen)
+    def observe(seen: Observation) -> None:
+        outcome.upgrades += "bridging → bound" in seen.what
+        if seen.what not in ("arrived", "delivered"):
+            at = time.monotonic() - began
+            outcome.trace.append(f"{at:7.3f} {seen.transport:<9} {seen.cursor}/{seen.committed} {seen.what}")
 
-    connection = gapless.connect(url, steps=steps, observe=observe, answer_timeout=1.5)  # type: ignore[arg-type]
+    connection = gapless.connect(url, steps=steps, observe=observe, answer_timeout=1.5)
 
     async def sabotage() -> None:
-        began = time.monotonic()
+        start = time.monotonic()
         for at, fault in sorted([*plan, (move_at, "migrate")]):
-            await asyncio.sleep(max(0.0, began + at - time.monotonic()))
+            await asyncio.sleep(max(0.0, start + at - time.monotonic()))
+            outcome.trace.append(f"{time.monotonic() - began:7.3f} *** {fault}")
             if fault == "migrate":
                 connection.migrate()
             else:
@@ -154,7 +161,6 @@ async def run_trial(trial: int, served: Served) -> Outcome:
     async def progressed(progress: float, total: float | None, message: str | None) -> None:
         outcome.got.append(int(progress))
 
-    began = time.monotonic()
     faults: asyncio.Task[None] | None = None
     try:
         async with asyncio.timeout(STUCK):
@@ -252,8 +258,9 @@ def report(outcomes: list[Outcome], seconds: float) -> None:
             plan = ", ".join(f"{at:.2f}s {fault}" for at, fault in outcome.plan)
             print(
                 f"trial {outcome.trial} ({outcome.steps} steps; {plan}): missing {outcome.missing}, repeated "
-                f"{outcome.repeated}, reordered {outcome.reordered}, stuck {outcome.stuck} {outcome.error}\n"
-                f"  again: python benchmarks/trials.py --only {outcome.trial} --sessions 1"
+                f"{outcome.repeated}, reordered {outcome.reordered}, stuck {outcome.stuck} {outcome.error}"
+                + "".join(f"\n    {line}" for line in outcome.trace)
+                + f"\n  again: python benchmarks/trials.py --only {outcome.trial} --sessions 1"
             )
 
 

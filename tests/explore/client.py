@@ -110,6 +110,7 @@ class Peer:
         self.asked: tuple[int, ...] = ()
         self.replied: frozenset[int] = frozenset()
         self.saved: EventId = START_ID
+        self.renumber: tuple[tuple[int, int], ...] = ()
         self.memo: dict[tuple[Any, ...], tuple[Peer, tuple[Effect, ...]]] = {}
         self.told: list[str] = []
 
@@ -137,6 +138,7 @@ class Peer:
         draft.machine = self.machine.copy()
         draft.process, draft.seen, draft.link, draft.hand = self.process, self.seen, self.link, self.hand
         draft.asked, draft.replied, draft.saved = self.asked, self.replied, self.saved
+        draft.renumber = self.renumber
         return draft
 
     def freeze(self) -> Any:
@@ -171,6 +173,11 @@ class Peer:
         self.timers = tuple(n for n, field in _TIMERS.items() if getattr(machine, field) is not None)
         self.anchor = machine.incoming.anchor.seq if machine.incoming.anchor is not None else 0
         self.quiet = self.hand is None and not self.over
+        live = {machine.stream, machine.socket, machine._posted_on}  # pyright: ignore[reportPrivateUsage]
+        if machine.phase in _AWAITING:
+            live.add(machine.attempt)
+        numbers = {n: at for at, n in enumerate(sorted(n for n in live if n), 1)}
+        self.renumber = tuple(numbers.items()) if any(n != at for n, at in numbers.items()) else ()
         self.settled = not machine.outgoing.waiting and machine.outgoing.received == machine.outgoing.numbered
 
     # The network --------------------------------------------------------------------------------------
@@ -220,6 +227,16 @@ class Peer:
             if getattr(self.machine, field) is not None:
                 setattr(self.machine, field, _PARKED)
         return self._put(Tick(), 2 * self.machine.keepalive)
+
+    def _on_renumber(self) -> list[Effect]:
+        """Live attempts get the lowest numbers in the same order: only that order matters."""
+        machine, numbers = self.machine, dict(self.renumber)
+        machine.stream = numbers.get(machine.stream or 0)
+        machine.socket = numbers.get(machine.socket or 0)
+        posted = machine._posted_on  # pyright: ignore[reportPrivateUsage]
+        machine._posted_on = numbers.get(posted, 0)  # pyright: ignore[reportPrivateUsage]
+        machine.attempt = numbers.get(machine.attempt, 0)
+        return []
 
     # The application ----------------------------------------------------------------------------------
 
@@ -304,10 +321,10 @@ class Peer:
             raise Violation(f"L7: the client ended, requests {set(self.asked) - answered} wait")
 
     def _normalise(self) -> None:
-        """Times become "some time": only which timers run matters. Attempts are numbered anew.
+        """Times become "some time": only which timers run matters. Numbers are used again.
 
-        Only live attempts matter, and of those there are at most a stream, a socket and one request; the
-        world drops what belongs to older ones, as the machine would.
+        Of attempts only live ones matter, and their order; the world drops what belongs to older ones, as
+        the machine does. How often the door failed decides only how long it is left alone.
         """
         machine = self.machine
         for field in _TIMERS.values():
@@ -315,9 +332,10 @@ class Peer:
                 setattr(machine, field, 1.0)
         for field in ("_heard", "_attached", "_door_wake", "_retry_floor"):
             setattr(machine, field, 0.0)
+        machine._door_failures = min(machine._door_failures, 1)  # pyright: ignore[reportPrivateUsage]
+        posted = machine._posted_on  # pyright: ignore[reportPrivateUsage]
         if machine.outgoing.posting is None:
-            machine._post_attempt = None  # pyright: ignore[reportPrivateUsage]
+            machine._post_attempt, posted = None, 0  # pyright: ignore[reportPrivateUsage]
+            machine._posts = machine._posted_on = 0  # pyright: ignore[reportPrivateUsage]
         if machine.phase not in _AWAITING:
-            live = {machine.stream, machine.socket}
-            # Room for a negotiation, its handshake and one more: none may take a live one's number.
-            machine.attempt = next(n for n in range(9) if not live & {n + 1, n + 2, n + 3})
+            machine.attempt = max(machine.stream or 0, machine.socket or 0, posted)

@@ -9,11 +9,12 @@ again; and a world is a tuple of a few objects, cheap to make, to hash and to ke
 from __future__ import annotations
 
 from collections import deque
-from collections.abc import Hashable
+from collections.abc import Callable, Hashable
 from enum import Enum
 from functools import cache
+from operator import attrgetter
 from types import NoneType
-from typing import Any
+from typing import Any, Final
 
 from gapless.protocol.block import Block, BlockDecoder
 from gapless.protocol.client import Client
@@ -21,14 +22,15 @@ from gapless.protocol.delivery import Delivery
 from gapless.protocol.outbox import Outbox
 from gapless.protocol.session import Session
 
-__all__ = ["END", "FIN", "OPEN", "Item", "Violation", "decode", "freeze", "item"]
+__all__ = ["END", "FIN", "OPEN", "Item", "Violation", "blocks", "decode", "freeze", "item"]
 
 
 class Violation(Exception):
     """Something that §11 of the protocol, or one of its rules, says never happens."""
 
 
-_ATOMS = frozenset({int, str, bytes, bool, float, NoneType})
+_ATOMS: set[type] = {int, str, bytes, bool, float, NoneType, frozenset}
+_SEQUENCES: Final = frozenset({tuple, list, deque})
 
 _SKIPPED: dict[type, frozenset[str]] = {
     # Fixed for a whole exploration.
@@ -42,33 +44,41 @@ _SKIPPED: dict[type, frozenset[str]] = {
 
 
 @cache
-def _slots(kind: type) -> tuple[str, ...]:
+def _fields(kind: type) -> Callable[[Any], tuple[Any, ...]] | None:
+    """What reads all fields of a slotted type at once; `None` for a type without slots."""
     names: list[str] = []
     for base in kind.__mro__:
         slots = base.__dict__.get("__slots__", ())
         names += [slots] if isinstance(slots, str) else list(slots)
     skipped = _SKIPPED.get(kind, frozenset())
-    return tuple(name for name in names if name not in skipped)
+    names = [name for name in names if name not in skipped]
+    if not names:
+        return None
+    return attrgetter(*names) if len(names) > 1 else lambda value: (getattr(value, names[0]),)
 
 
 def freeze(value: Any) -> Hashable:
     """A value's canonical form, by reflection: a field that a machine gains is in it from the start."""
     kind = type(value)
-    if kind in _ATOMS or isinstance(value, Enum | frozenset):
+    if kind in _ATOMS:
         return value
-    if kind in (tuple, list, deque):
-        return tuple([freeze(v) for v in value])
     if kind is dict:
-        return tuple([(k, freeze(v)) for k, v in value.items()])
-    if kind is set:
-        return frozenset(value)
+        return tuple([(k, v if type(v) in _ATOMS else freeze(v)) for k, v in value.items()])
     if kind is bytearray:
         return bytes(value)
-    names = _slots(kind)
-    if not names:
-        skipped = _SKIPPED.get(kind, frozenset())
-        names = tuple([name for name in vars(value) if name not in skipped])
-    return tuple([freeze(getattr(value, name)) for name in names])
+    if kind is set:
+        return frozenset(value)
+    if kind not in _SEQUENCES:
+        if isinstance(value, Enum):
+            _ATOMS.add(kind)
+            return value
+        read = _fields(kind)
+        if read is not None:
+            value = read(value)
+        else:
+            skipped = _SKIPPED.get(kind, frozenset())
+            value = [v for name, v in vars(value).items() if name not in skipped]
+    return tuple([v if type(v) in _ATOMS else freeze(v) for v in value])
 
 
 class Item:
@@ -100,10 +110,17 @@ def item(kind: str, value: Any = None) -> Item:
     return found
 
 
+@cache
+def blocks(data: bytes) -> tuple[Block, ...]:
+    """The blocks that these bytes are, read by the real decoder."""
+    return tuple(BlockDecoder(1 << 20).feed(data))
+
+
+@cache
 def decode(data: bytes) -> tuple[Item, ...]:
-    """The blocks that these bytes are, read by the real decoder; comments leave nothing."""
+    """The same, as what travels; comments leave nothing."""
     out: list[Item] = []
-    for block in BlockDecoder(1 << 20).feed(data):
+    for block in blocks(data):
         found = _items.get(block)
         if found is None:
             name = block.event if block.id is None or block.data == b"" else f"{block.event} {block.id}"

@@ -10,6 +10,7 @@ from __future__ import annotations
 from collections.abc import Coroutine
 from contextlib import suppress
 from dataclasses import replace
+from functools import cache
 from typing import Any, Final, NamedTuple, TypeVar
 
 import msgspec
@@ -18,7 +19,7 @@ from gapless.errors import MalformedError
 from gapless.log.base import BelowFloorError, Digest, Entry, SessionKey, Write
 from gapless.log.memory import MemoryLog
 from gapless.protocol import cursor as cursors
-from gapless.protocol.block import Block, BlockDecoder
+from gapless.protocol.block import Block
 from gapless.protocol.cursor import EventId, Link, Start, parse_event_id
 from gapless.protocol.delivery import ConnectionId, Deliver, Delivery, Finish, Medium, Wait
 from gapless.protocol.inputs import (
@@ -52,7 +53,7 @@ from gapless.protocol.session import Commit, Session, View
 from gapless.protocol.settings import Limits
 from gapless.server.feed import CHUNK, _filtered  # pyright: ignore[reportPrivateUsage]
 from gapless.server.intake import message_input, message_number
-from tests.explore.parts import Violation, decode, freeze
+from tests.explore.parts import Violation, blocks, decode, freeze
 
 __all__ = ["AGED", "LINK0", "Ask", "Server", "Servers", "result_of"]
 
@@ -61,6 +62,7 @@ LINK0: Final = Link(bytes(range(8)))
 NOTIFICATION: Final = b'{"jsonrpc":"2.0","method":"notifications/n"}'
 AGED: Final = 6.0
 """The time at which `evict` finds everything too old; below the upgrade window, so that pins hold."""
+_NOWHERE: Final = 1 << 40
 _PROBES: Final = 3  # as in server.sessions
 
 T = TypeVar("T")
@@ -191,6 +193,7 @@ class Server:
         """The canonical form. What the link at the head implies (the events before it) is left out."""
         session = self.session
         session.idle_since = 0.0
+        session.connections = dict(sorted(session.connections.items()))
         stored = self.log._sessions[KEY].stored  # pyright: ignore[reportPrivateUsage]
         commit = self.commit and (self.commit[1].last, len(self.commit[1].entries), self.commit[1].floor)
         return (
@@ -224,7 +227,10 @@ class Server:
             busy = {conn for conn, _ in self.reads}
             for conn in self.attached:
                 delivery = self.session.connections[ConnectionId(conn)].copy()
-                if not isinstance(self.session.poll(delivery, 0.0), Wait):
+                step = self.session.poll(delivery, 0.0)
+                # A `retry:` alone says nothing that the next write would not say in time.
+                alone = isinstance(step, Deliver) and step.after == step.upto and step.control.startswith(b"retry:")
+                if not isinstance(step, Wait) and not alone:
                     busy.add(conn)
             self._due = frozenset(busy)
         return self._due
@@ -343,7 +349,7 @@ class Server:
         delivery = self.session.connections[ConnectionId(conn)]
         void = delivery.close is not None
         before = (self.session.inbox.received, dict(self.session.outbox.acks))
-        for block in BlockDecoder(1 << 20).feed(frame):
+        for block in blocks(frame):
             self._block(ConnectionId(conn), process, block)
         if void and before != (self.session.inbox.received, self.session.outbox.acks):
             raise Violation("B8: what came from a fenced socket was taken")
@@ -379,8 +385,17 @@ class Server:
         self.asks = tuple(a._replace(heard=True) if a.conn == conn else a for a in self.asks)
         self._begin()
 
+    def _on_died(self, conn: int) -> None:
+        """Nobody is at the other end, which the runtime has not noticed: it writes, to nobody."""
+        delivery = self.session.connections[ConnectionId(conn)]
+        delivery.opened, delivery.position, delivery.stated = True, _NOWHERE, _NOWHERE
+        delivery.gate = delivery.stop = delivery.retry = None
+        delivery.refused.clear()
+        self.reads = tuple(r for r in self.reads if r[0] != conn)
+        self.gates.pop(conn, None)
+
     def _on_emit(self, data: bytes) -> None:
-        self._put(Emitted(data, peek(data)))
+        self._put(Emitted(data, _peek(data)))
         self._begin()
 
     def _on_commit(self) -> None:
@@ -389,7 +404,7 @@ class Server:
         run(self.log.commit(KEY, write))
         self.session.confirm(commit)
         self.commit = None
-        for block in BlockDecoder(1 << 20).feed(write.segment):
+        for block in blocks(write.segment):
             assert block.id is not None
             id = parse_event_id(block.id)
             self.history += (Told(id.stream, block.event, block.data or b"", id.link),)
@@ -407,6 +422,7 @@ class Server:
         floor = self.session.outbox.floor
         self.session.evict(AGED)
         self._check_floor(floor, aged=True)
+        self._begin()
 
     def _on_end(self) -> None:
         self._put(End(Reason.SESSION_EXPIRED, ""))
@@ -531,15 +547,15 @@ class Server:
 
     def _check_write(self, write: Write) -> None:
         """Of one negotiation there is one `upgrade-accepted` (U7); of one request one answer (L7)."""
-        answers: set[Any] = {peek(t.data).id for t in self.history if t.event == "message"} - {None}
+        answers: set[Any] = {_peek(t.data).id for t in self.history if t.event == "message"} - {None}
         offers = [s for s, t in enumerate(self.history, 1) if _is_offer(t.event, t.data) and s > self.doors]
-        for block in BlockDecoder(1 << 20).feed(write.segment):
+        for block in blocks(write.segment):
             assert block.id is not None
             seq, data = parse_event_id(block.id).seq, block.data or b""
             if _is_offer(block.event, data) and seq > self.doors:
                 offers.append(seq)
             elif block.event == "message":
-                id = peek(data).id
+                id = _peek(data).id
                 if id is not None and id in answers:
                     raise Violation(f"L7: request {id} is settled twice")
                 answers.add(id)
@@ -601,7 +617,9 @@ class Server:
         rid, kind, *args = waiter
         match kind:
             case "refused":
-                self._answer(rid, ("refused", args[0]))
+                # It says where the server is when it is told.
+                refused = self.session.refusal(args[0].reason, args[0].message)
+                self._answer(rid, ("refused", refused.refusal))
             case "accepted":
                 if args[0]:
                     self._out.append(("more", rid, args[0]))
@@ -631,7 +649,7 @@ class Server:
         self, rid: int, conn: int, generation: int, input: Listen | Upgrade | Handshake, tries: int
     ) -> None:
         ask = Ask(rid, input, tries + 1, conn, generation, False)
-        if conn not in self.attached:
+        if ConnectionId(conn) not in self.session.connections:
             self._again(ask, False)  # no live process behind the binding
             return
         self.asks += (ask,)
@@ -758,6 +776,8 @@ class Server:
                 if delivery.medium is Medium.EVENTS and delivery.stream is None and conn not in self.due:
                     raise Violation(f"B1, U10: an idle event stream at the boundary, at {delivery.position}")
 
+
+_peek = cache(peek)
 
 _PASSING: Final = frozenset({SessionState.UPGRADE_ACCEPTED_PENDING, SessionState.WEBSOCKET_BOUND})
 

@@ -40,7 +40,7 @@ __all__ = ["FAULTS", "UNSURE", "Action", "Exchange", "Link", "Scenario", "Univer
 Action = tuple[Any, ...]
 """A name, and what it is about: a request's, a connection's or a message's number."""
 
-FAULTS: Final = frozenset({"break", "timeout", "duplicate", "late", "overdue", "crash", "restart"})
+FAULTS: Final = frozenset({"break", "lose", "delay", "duplicate", "late", "overdue", "crash", "restart"})
 """What nobody can count on not happening; a bounded number of times."""
 
 UNSURE: Final = frozenset({"emit", "ask", "sibling", "end", "aged", "gone", "lost", "ack", "stray"})
@@ -53,6 +53,13 @@ for any more being handled.
 
 SENT, HELD, ANSWERED = "sent", "held", "answered"
 """An exchange's request is on its way; the server has it; its answer is on its way."""
+
+SIBLING: Final = -99
+"""The owner of what a sibling does: it takes whatever comes, and answers nothing."""
+_OTHERS: Final = frozenset({0, SIBLING})
+
+_NUMBERS: Final = {"get": 1, "knock": 11, "upgrade": 21, "post": 31, "ack": 41, "mcp": 51}
+"""Where the numbers of connections and requests begin: by kind, so that fewer orders are told apart."""
 
 _ONCE: Final = frozenset({"get", "upgrade", "knock"})
 """Requests of which a client has one under way: a newer one means that nobody waits for the older."""
@@ -115,6 +122,7 @@ class Scenario:
         faults: of `kinds`, at most.
         siblings: requests of a second, naive client with the same token; each once, at any time.
         ends: errors that the client may end with; none if it must get through.
+        prompt: feeds write as soon as they can; otherwise later, too.
         slow: the log takes its time to answer reads.
         acks: the client's ack timer fires (it may always be late, so that it matters only to eviction).
     """
@@ -126,11 +134,13 @@ class Scenario:
     emits: int = 2
     asks: int = 0
     faults: int = 0
-    kinds: frozenset[str] = frozenset({"break", "timeout", "late", "overdue"})
+    kinds: frozenset[str] = frozenset({"break", "lose", "late", "overdue"})
     siblings: tuple[str, ...] = ()
+    view: View = View.SESSION
     closes: int = 0
     ages: int = 0
     ends: frozenset[str] = frozenset()
+    prompt: bool = False
     slow: bool = False
     acks: bool = False
 
@@ -141,7 +151,7 @@ class Universe:
     def __init__(self, scenario: Scenario) -> None:
         self.scenario = scenario
         crashes = bool(scenario.kinds & {"crash", "restart"})
-        self.servers = Servers(View.SESSION, scenario.limits, crashes=crashes)
+        self.servers = Servers(scenario.view, scenario.limits, crashes=crashes)
         self.peers = Peers(scenario.limits, scenario.ends, crashes=crashes, **scenario.client)
 
     def first(self) -> World:
@@ -179,19 +189,23 @@ class Universe:
             out.append(("aged",))
         for e in exchanges:
             if e.stage is SENT and (e.kind != "post" or server.ready(e.args[1])):
-                out.append(("handle" if e.owner else "stray", e.rid))
+                out.append(("handle" if e.owner not in _OTHERS else "stray", e.rid))
             elif e.stage is ANSWERED:
                 out.append(("respond", e.rid))
-            if e.owner and "timeout" in kinds:
-                out.append(("timeout", e.rid))
-            if e.owner and e.stage is SENT and e.kind in _REPEATABLE and "duplicate" in kinds:
+            if e.owner in _OTHERS:
+                continue
+            if "lose" in kinds:
+                out.append(("lose", e.rid))
+            if "delay" in kinds and e.stage is SENT:
+                out.append(("delay", e.rid))
+            if e.stage is SENT and e.kind in _REPEATABLE and "duplicate" in kinds:
                 out.append(("duplicate", e.rid))
         for ask in server.asks:
             if ask.heard:
                 out.append(("verdict", ask.rid))
             elif self._silent(links, ask.conn):
                 out.append(("silence", ask.rid))
-            elif "late" in kinds:
+            elif "late" in kinds and any(link.conn == ask.conn for link in links):
                 out.append(("late", ask.rid))
         for link in links:
             self._link_actions(world, link, kinds, out)
@@ -226,7 +240,7 @@ class Universe:
         if link.alive:
             if link.owner and link.down and not client.full and (link.socket or client.reading):
                 out.append(("deliver", conn))
-            if "break" in kinds:
+            if "break" in kinds and link.owner != SIBLING:
                 out.append(("break", conn))
         elif link.owner and not link.opened:
             out.append(("unanswered", conn))
@@ -237,8 +251,10 @@ class Universe:
 
     def _silent(self, links: tuple[Link, ...], conn: int) -> bool:
         """Whether nobody is there to answer a probe: the link is broken, or its client gone."""
-        link = next((link for link in links if link.conn == conn), None)
-        return link is None or not link.alive or not link.owner
+        # A binding that is still being committed has no link yet; soon it has.
+        return any(
+            link.conn == conn and (not link.alive or link.owner in _OTHERS) for link in links
+        )
 
     # What then is -----------------------------------------------------------------------------------
 
@@ -286,8 +302,8 @@ class Universe:
         if client.seen and client.link != server.history[client.seen - 1].link:
             raise Violation(f"§11.1: what the application saw is not what the log holds, at {client.seen}")
         for link in world.links:
-            idle = link.alive and link.serving and link.opened and link.owner and not link.down and not link.up
-            if not idle or link.conn in server.due:
+            idle = link.alive and link.serving and link.opened and not link.down and not link.up
+            if not idle or link.owner in _OTHERS or link.conn in server.due:
                 continue
             delivery = server.delivery(link.conn)
             assert delivery is not None
@@ -308,10 +324,10 @@ class Universe:
             return False
         if server.commit is not None or server.session.inbox.open:
             return False
-        if client.seen != server.session.outbox.head or any(e.owner for e in exchanges):
+        if client.seen != server.session.outbox.head or any(e.owner not in _OTHERS for e in exchanges):
             return False
         return any(
-            link.owner and link.alive and link.serving and not link.down and not link.up
+            link.owner not in _OTHERS and link.alive and link.serving and not link.down and not link.up
             and link.conn not in server.due
             for link in links
         )
@@ -332,10 +348,35 @@ class _Step:
 
     def done(self) -> World:
         """The world after it."""
-        links = [link for link in self._links.values() if link.owner or link.serving]
-        links.sort(key=_conn)
-        exchanges = sorted(self._exchanges.values(), key=_rid)
-        return World(self._server, self._client, tuple(exchanges), tuple(links), self._left)
+        if self._universe.scenario.prompt:
+            self._feed_all()
+        if self._client.renumber:
+            self._renumber()
+        links = [self._links[conn] for conn in sorted(self._links)]
+        exchanges = [self._exchanges[rid] for rid in sorted(self._exchanges)]
+        kept = tuple([link for link in links if link.owner or link.serving])
+        return World(self._server, self._client, tuple(exchanges), kept, self._left)
+
+    def _feed_all(self) -> None:
+        """Feeds that write as soon as they can."""
+        while True:
+            for conn in self._server.due:
+                if self._links[conn].alive:
+                    self.feed(conn)
+                    break
+            else:
+                return
+
+    def _renumber(self) -> None:
+        """Attempts get the lowest numbers, so that how many there were does not make a difference."""
+        numbers = dict(self._client.renumber)
+        for conn, link in self._links.items():
+            if link.owner > 0:
+                self._links[conn] = link._replace(owner=numbers[link.owner])
+        for rid, e in self._exchanges.items():
+            if e.owner > 0:
+                self._exchanges[rid] = e._replace(owner=numbers[e.owner])
+        self._client, _ = self._client.step("renumber")
 
     # Environment --------------------------------------------------------------------------------------
 
@@ -363,7 +404,7 @@ class _Step:
         self._left = self._left._replace(siblings=siblings)
         here = str(self._server.id_at(self._server.committed))
         kind, args = SIBLINGS[what](here, self._server)
-        self._new(0, kind, args)
+        self._new(SIBLING, kind, args)
 
     # The server's side --------------------------------------------------------------------------------
 
@@ -374,7 +415,8 @@ class _Step:
         e = self._exchanges[rid]
         self._exchanges[rid] = e._replace(stage=HELD)
         taken = {*self._links, *self._server.numbers}
-        conn = next(n for n in range(1, 99) if n not in taken)
+        first = _NUMBERS[e.kind]
+        conn = next(n for n in range(first, first + 9) if n not in taken)
         self._serve("request", rid, conn, e.kind, *e.args)
 
     stray = handle
@@ -489,8 +531,9 @@ class _Step:
     def crash(self) -> None:
         """The client's process dies. Its connections are reset, which the server may not hear of."""
         self._fault()
-        for conn, link in self._links.items():
+        for conn, link in list(self._links.items()):
             self._links[conn] = link._replace(owner=0, alive=False, down=(), up=())
+            self._died(conn)
         for e in list(self._exchanges.values()):
             self._orphan(e)
         self._act("crash")
@@ -500,14 +543,22 @@ class _Step:
     def _fault(self) -> None:
         self._left = self._left._replace(faults=self._left.faults - 1)
 
-    def timeout(self, rid: int) -> None:
-        """No answer comes: the request is lost, or late, or its answer is lost."""
+    def lose(self, rid: int) -> None:
+        """No answer comes: the request is lost, or its answer."""
+        self._fault()
+        e = self._exchanges[rid]
+        self._unanswered(e)
+        if e.stage is SENT:
+            del self._exchanges[rid]
+
+    def delay(self, rid: int) -> None:
+        """No answer comes in time: the request is still on its way, and will be handled."""
         self._fault()
         self._unanswered(self._exchanges[rid])
 
     def _unanswered(self, e: Exchange) -> None:
         self._orphan(e)
-        if e.owner:
+        if e.owner not in _OTHERS:
             self._act("failed", e.owner)
 
     def duplicate(self, rid: int) -> None:
@@ -517,6 +568,8 @@ class _Step:
         self._new(0, e.kind, e.args)
 
     def _orphan(self, e: Exchange) -> None:
+        if e.owner == SIBLING:
+            return
         if e.stage is ANSWERED:
             del self._exchanges[e.rid]
         else:
@@ -527,6 +580,24 @@ class _Step:
         """A link breaks, and what is on it is lost. Each side notices on its own, or never."""
         self._fault()
         self._links[conn] = self._links[conn]._replace(alive=False, down=(), up=())
+        self._died(conn)
+
+    def _died(self, conn: int) -> None:
+        """Nobody reads what the server writes to this link.
+
+        Where the server's delivery stood then is of no interest: it writes to nobody. Of an event stream
+        (session view) not even that it is there: no decision asks for it, so that the server may as well
+        notice at once.
+        """
+        link = self._links[conn]
+        if not link.owner:
+            self._links[conn] = link = link._replace(opened=True, process="")
+        if not link.serving:
+            return
+        if link.socket or self._universe.scenario.view is View.STREAM:
+            self._serve("died", conn)
+        else:
+            self.gone(conn)
 
     # Components ---------------------------------------------------------------------------------------
 
@@ -545,7 +616,7 @@ class _Step:
 
     def _out_answer(self, rid: int, response: tuple[Any, ...]) -> None:
         e = self._exchanges[rid]
-        if e.owner:
+        if e.owner not in _OTHERS:
             self._exchanges[rid] = e._replace(stage=ANSWERED, response=response)
         else:
             del self._exchanges[rid]
@@ -556,32 +627,35 @@ class _Step:
 
     def _out_open(self, rid: int, conn: int, medium: Medium, echo: int) -> None:
         e = self._exchanges.pop(rid)
-        down = (item(OPEN, echo),) if e.owner else ()
+        down = (item(OPEN, echo),) if e.owner not in _OTHERS else ()
         socket = medium is Medium.SOCKET
-        self._links[conn] = Link(
-            conn, e.owner, socket, bool(e.owner), True, False, self._process() if socket else "", down, ()
-        )
+        process = self._process() if socket else ""
+        self._links[conn] = Link(conn, e.owner, socket, bool(e.owner), True, not down, process, down, ())
+        if not e.owner:
+            self._died(conn)
 
     def _out_write(self, conn: int, items: tuple[Item, ...]) -> None:
         link = self._links[conn]
-        if link.alive and link.owner:
+        if link.alive and link.owner not in _OTHERS:
             self._links[conn] = link._replace(down=link.down + items)
 
     def _out_close(self, conn: int, code: int) -> None:
         link = self._links[conn]
-        down = (*link.down, item(END, code)) if link.alive and link.owner else ()
-        self._links[conn] = link._replace(serving=False, down=down, up=())
+        down = (*link.down, item(END, code)) if link.alive and link.owner not in _OTHERS else ()
+        owner = 0 if link.owner == SIBLING else link.owner
+        self._links[conn] = link._replace(owner=owner, serving=False, down=down, up=())
 
     def _out_fenced(self, conn: int) -> None:
         link = self._links.get(conn)
-        if link is not None and link.alive and link.owner and not self._may_fence:
+        if link is not None and link.alive and link.owner not in _OTHERS and not self._may_fence:
             raise Violation(f"B6: connection {conn} lives and answers, and was fenced")
 
     def _process(self) -> str:
         return f"c{self._client.process}"
 
     def _new(self, owner: int, kind: str, args: tuple[Any, ...]) -> None:
-        rid = next(n for n in range(1, 99) if n not in self._exchanges)
+        first = _NUMBERS[kind]
+        rid = next(n for n in range(first, first + 9) if n not in self._exchanges)
         self._exchanges[rid] = Exchange(rid, owner, kind, args)
 
     def performing(self, effects: tuple[Effect, ...]) -> _Step:
@@ -595,6 +669,9 @@ class _Step:
                 case Knock(attempt, cursor, ticket):
                     self._ask_once(attempt, "knock", (str(cursor), ticket))
                 case Post(attempt, messages):
+                    for e in list(self._exchanges.values()):
+                        if SIBLING < e.owner < 0:
+                            self._orphan(e)  # it hangs: the client waits for it no more
                     numbered = tuple((kept.number, kept.data) for kept in messages)
                     self._new(attempt, "post", (self._process(), numbered))
                 case PostAck(cursor):
@@ -609,7 +686,7 @@ class _Step:
 
     def _ask_once(self, attempt: int, kind: str, args: tuple[Any, ...]) -> None:
         for e in list(self._exchanges.values()):
-            if e.owner and e.kind in _ONCE:
+            if e.owner not in _OTHERS and e.kind in _ONCE:
                 self._orphan(e)
         self._new(attempt, kind, args)
 
@@ -619,21 +696,14 @@ class _Step:
                 self._links[conn] = link._replace(up=(*link.up, frame))
 
     def _close(self, attempt: int) -> None:
-        for conn, link in self._links.items():
+        for conn, link in list(self._links.items()):
             if link.owner == attempt:
                 up = (*link.up, FIN) if link.alive and link.serving else ()
                 self._links[conn] = link._replace(owner=0, down=(), up=up)
+                self._died(conn)
 
 
 setattr(_Step, "break", _Step._break)  # noqa: B010 (it cannot be written otherwise)
-
-
-def _conn(link: Link) -> int:
-    return link.conn
-
-
-def _rid(e: Exchange) -> int:
-    return e.rid
 
 
 def _numbers(frame: bytes) -> tuple[tuple[int, bytes], ...]:

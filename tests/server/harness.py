@@ -297,6 +297,14 @@ class Wire:
             body = await soon(self._reader.read()) if head.status not in (101, 204) else b""
         return Answer(head.status, head.headers, body)
 
+    async def until(self, bytes_: bytes) -> None:
+        """Read, and forget, until these bytes have come."""
+        tail = b""
+        while bytes_ not in tail:
+            data = await soon(self._reader.read(2**20))
+            assert data, f"closed before {bytes_!r}"
+            tail = tail[-len(bytes_) :] + data
+
     async def rest(self) -> bytes:
         """All that comes until the server closes."""
         return await soon(self._reader.read())

@@ -213,7 +213,7 @@ async def test_what_a_fenced_socket_still_sends_is_void(serve: Serve) -> None:
     late = block_of(note("late"), 2)
     await wire.write(bytes([0x81, 0x80 | len(late)]) + b"\0\0\0\0" + late)
     wire.resume()
-    await wire.rest()
+    await wire.until(b"\x88\x02" + (4410).to_bytes(2))  # its close frame
     assert (await session.post(2, note("in time"))).status == 202, "the late one has no number"
     assert (await session.backend.take())["method"] == "in time"
 
@@ -239,7 +239,7 @@ async def test_several_newcomers_at_once_are_each_told(server: Server) -> None:
     asking = [asyncio.ensure_future(session.get(session.start)) for _ in range(4)]
     while not all(task.done() for task in asking):
         await socket.send(PROBE_ACK)
-        await asyncio.sleep(0.01)
+        await session.get("junk")
     assert {task.result().reason for task in asking} == {(409, "websocket-bound")}
 
 

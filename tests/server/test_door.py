@@ -446,6 +446,25 @@ async def test_a_handshake_whose_commit_is_not_durable_gets_no_101(serve: Serve)
     assert (head.status, head.header("x-mcp-resume-cursor")) == (101, "1")
 
 
+@on_both_servers
+@pytest.mark.rule("U8", "B7")
+async def test_a_peer_that_goes_before_its_101_leaves_the_session_free(serve: Serve) -> None:
+    log = Fragile()
+    server = await serve(log)
+    session = await server.started()
+    log.gate.clear()
+    wire = await server.wire()
+    await wire.send("GET", f"{session.base}/events", HANDSHAKE | {"Last-Event-ID": session.start})
+    await soon(log.held.wait())
+    wire.drop()
+    assert (await session.get("junk")).status == 400
+    log.gate.set()
+    stream = await session.events(session.start)
+    assert (await stream.event()).event == "upgrade-accepted", "history (U8)"
+    await session.backend.say(note("on"))
+    assert (await stream.message())["method"] == "on"
+
+
 @pytest.mark.rule("U8", "B6", "B7")
 async def test_a_handshake_that_could_not_be_stored_leaves_nobody_bound(serve: Serve) -> None:
     log = Fragile()
@@ -513,8 +532,9 @@ async def test_a_stream_that_is_opened_while_its_session_is_negotiated_ends_at_u
     server: Server,
 ) -> None:
     session = await server.started()
-    streams = [session.events(session.start) for _ in range(4)]
-    *opened, _ = await asyncio.gather(*streams, session.upgrade(session.start))
+    opening = asyncio.gather(*(session.events(session.start) for _ in range(4)))
+    await session.pend(session.start)
+    opened = await opening
     for stream in opened:
         assert (await stream.event()).event == "upgrade-accepted"
         assert await stream.end() == []

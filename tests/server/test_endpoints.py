@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
 from typing import Any
 
@@ -279,9 +280,7 @@ async def test_a_response_has_one_content_type_and_its_length(serve: Serve) -> N
     ],
 )
 @pytest.mark.rule("B4")
-async def test_no_endpoint_knows_a_token_that_was_never_given(
-    server: Server, method: str, path: str
-) -> None:
+async def test_no_endpoint_knows_a_token_that_was_never_given(server: Server, method: str, path: str) -> None:
     answer = await server.ask(method, UNKNOWN + path, JSON, b"{}" if method == "POST" else b"")
     assert answer.reason == (404, "session-unknown")
     assert answer.data == {"reason": "session-unknown", "retryable": False, "action": "open-new-session"}
@@ -337,7 +336,7 @@ async def test_a_prefix_in_settings_is_part_of_every_path_told(serve: Serve) -> 
 
 def _mounted(app: Gapless) -> Starlette:
     @asynccontextmanager
-    async def lifespan(_: Starlette) -> Any:
+    async def lifespan(_: Starlette) -> AsyncIterator[None]:
         async with app.router.lifespan_context(app):
             yield
 

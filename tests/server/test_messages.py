@@ -38,7 +38,22 @@ async def _received(session: Session) -> int:
 
 @pytest.mark.parametrize(
     "number",
-    [None, "", "0", "-1", "+1", "01", "1.0", "1e0", " 1 x", "one", "0x1", "١", "9223372036854775808", "1" * 5000],
+    [
+        None,
+        "",
+        "0",
+        "-1",
+        "+1",
+        "01",
+        "1.0",
+        "1e0",
+        " 1 x",
+        "one",
+        "0x1",
+        "\u0661",
+        "9223372036854775808",
+        "1" * 5000,
+    ],
 )
 @pytest.mark.rule("L6")
 async def test_a_number_that_is_no_plain_decimal_from_1_is_malformed(
@@ -252,7 +267,9 @@ async def test_blocks_before_one_that_is_too_large_are_taken(serve: Serve) -> No
 @pytest.mark.rule("L6", "W4")
 async def test_blocks_that_are_no_messages_and_an_unterminated_one_are_ignored(server: Server) -> None:
     session = await server.started()
-    body = b": a comment\n\nevent: other\ndata: {}\n\n" + block_of(request(2), 2) + b'id: 3\ndata: {"jsonrpc":'
+    body = (
+        b": a comment\n\nevent: other\ndata: {}\n\n" + block_of(request(2), 2) + b'id: 3\ndata: {"jsonrpc":'
+    )
     assert (await session.post_blocks(body)).json() == {"received": 2}
 
 
@@ -299,7 +316,9 @@ BROKEN = [
     pytest.param(b"1", id="a number"),
     pytest.param(b'"text"', id="a string"),
     pytest.param(b"null", id="null"),
-    pytest.param(b'{"jsonrpc":"2.0","id":1,"method":"x","params":' + b"[" * 5000 + b"]" * 5000 + b"}", id="deep"),
+    pytest.param(
+        b'{"jsonrpc":"2.0","id":1,"method":"x","params":' + b"[" * 5000 + b"]" * 5000 + b"}", id="deep"
+    ),
     pytest.param(b'{"jsonrpc":"2.0","id":null,"method":"x"}', id="a null ID"),
     pytest.param(b'{"jsonrpc":"2.0","id":1.5,"method":"x"}', id="a broken ID"),
     pytest.param(b'{"jsonrpc":"2.0","id":true,"method":"x"}', id="a boolean ID"),

@@ -249,7 +249,15 @@ async def test_loopback_hosts_are_allowed_at_any_port(server: Server, host: str)
 
 @pytest.mark.parametrize(
     "host",
-    ["localhost.evil.example", "evil.example:80", "127.0.0.1.nip.io", "localhost:80@evil", "[::2]", "", "127.0.0.2"],
+    [
+        "localhost.evil.example",
+        "evil.example:80",
+        "127.0.0.1.nip.io",
+        "localhost:80@evil",
+        "[::2]",
+        "",
+        "127.0.0.2",
+    ],
 )
 async def test_other_hosts_are_not(server: Server, host: str) -> None:
     answer = await server.ask("POST", "/mcp/session", {"Host": host})

@@ -291,6 +291,9 @@ class _Child:
                 self._process.kill()
         ending = await asyncio.shield(self._ended)
         self._control.close()
+        for pipe in (self._control, self._stdin):
+            with suppress(ConnectionError):
+                await pipe.wait_closed()
         await self._process.wait()
         return ending
 

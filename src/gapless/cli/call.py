@@ -12,7 +12,6 @@ from rich.markup import escape
 
 from gapless.cli.output import err, examples, print_json, print_table, say, table
 from gapless.errors import ConnectionGaveUpError, GaplessError, UsageError
-from gapless.protocol.client import Retry
 
 if TYPE_CHECKING:
     from mcp import Client
@@ -29,8 +28,6 @@ CALL_EXAMPLES: Final = examples(
     "gapless call http://127.0.0.1:8000/mcp climb --watch",
 )
 
-_RETRY: Final = Retry(most=2.0, attempts=6)
-"""Somebody waits at a terminal: give up after three to five seconds without progress."""
 _OPENING: Final = 10.0
 """Seconds for a session to be opened, where packets vanish rather than bounce."""
 
@@ -113,6 +110,7 @@ async def _run(asked: _Asked) -> None:
     from gapless.cli.ask import asker
     from gapless.cli.display import Display
     from gapless.client.transport import connect
+    from gapless.protocol.client import Retry
 
     def observe(seen: Observation) -> None:
         if connection.session is not None and not opening.expired():
@@ -121,7 +119,9 @@ async def _run(asked: _Asked) -> None:
 
     opening = asyncio.timeout(_OPENING)
     display = Display(asked.tool or "tools", watch=asked.watch)
-    connection = connect(asked.url, upgrade=asked.upgrade, state=asked.state, retry=_RETRY, observe=observe)
+    # Somebody waits at a terminal: three to five seconds without progress are enough.
+    retry = Retry(most=2.0, attempts=6)
+    connection = connect(asked.url, upgrade=asked.upgrade, state=asked.state, retry=retry, observe=observe)
     try:
         async with asyncio.timeout(asked.timeout), opening:
             with display:

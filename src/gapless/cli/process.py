@@ -30,7 +30,7 @@ _FRAME: Final = 64 * 1024
 """What a frame may hold beside the largest message."""
 _GRACE: Final = 2
 """Seconds that connections may take to end after they were told to."""
-_PATIENCE: Final = 4.5
+_PATIENCE: Final = 4.0
 """Seconds after which the process leaves whatever still runs."""
 
 

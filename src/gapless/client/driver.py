@@ -26,6 +26,7 @@ from gapless.protocol.moves import (
     Delete,
     Delivered,
     Effect,
+    Failed,
     Get,
     Input,
     Knock,
@@ -36,8 +37,10 @@ from gapless.protocol.moves import (
     Over,
     Post,
     PostAck,
+    Refused,
     Send,
     Settle,
+    SocketClosed,
     SocketOpened,
     Start,
     Submit,
@@ -323,5 +326,14 @@ class Driver:
         assert self._observe is not None
         phase = self.machine.phase
         what = f"{before.value} → {phase.value}" if phase is not before else type(input).__name__.lower()
+        match input:
+            case Failed(_, message):
+                what += f" ({message})"
+            case Refused(_, status, refusal, _):
+                what += f" ({status} {'' if refusal is None else refusal.reason.value})"
+            case SocketClosed(_, code):
+                what += f" ({code})"
+            case _:
+                pass
         cursor = 0 if self.machine.cursor is None else self.machine.cursor.seq
         self._observe(Observation(what, self.machine.transport, cursor, self.machine.committed))

@@ -29,7 +29,7 @@ from gapless.protocol.inputs import (
     Stated,
     Upgrade,
 )
-from gapless.protocol.refusal import CLOSE_UNSUPPORTED_DATA, Reason, Refusal
+from gapless.protocol.refusal import CLOSE_GOING_AWAY, CLOSE_UNSUPPORTED_DATA, Reason, Refusal
 from gapless.protocol.session import View
 from gapless.server.access import Access
 from gapless.server.feed import feed
@@ -338,6 +338,8 @@ class SessionView:
                 return (await feed(live, delivery, wake, write)).code
             except StorageError:
                 return Refusal(Reason.STORAGE, "").row.close or 1013
+            except RuntimeError:
+                return CLOSE_GOING_AWAY  # uvicorn's word for a peer that went before the 101 was written
 
         writer = asyncio.create_task(deliver())
         reader = asyncio.create_task(self._read(live, delivery, process, receive))
@@ -365,6 +367,8 @@ class SessionView:
             message = await receive()
             if message["type"] == "websocket.disconnect":
                 return None
+            if delivery.close is not None:
+                continue  # fenced, and not gone yet: what it says is void (B8)
             live.heard(delivery.connection)
             text = message.get("text")
             if text is None:

@@ -7,10 +7,10 @@ import re
 from typing import Final
 
 from gapless.errors import MalformedError
+from gapless.protocol.delivery import ConnectionId
 from gapless.protocol.inputs import Known, Message, Problem
 from gapless.protocol.jsonrpc import one_line, peek, salvage
 from gapless.protocol.refusal import Reason
-from gapless.protocol.delivery import ConnectionId
 
 __all__ = ["message_input", "message_number"]
 

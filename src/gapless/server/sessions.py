@@ -14,6 +14,7 @@ import secrets
 import time
 from collections import deque
 from collections.abc import Callable, Iterable
+from contextlib import suppress
 from dataclasses import dataclass, replace
 from typing import Final, TypeVar
 
@@ -35,6 +36,7 @@ from gapless.protocol.inputs import (
     Listen,
     Probing,
     Refused,
+    Serving,
     Upgrade,
     Verdict,
 )
@@ -100,11 +102,17 @@ class Live:
             StorageFault: it is not durable, and nothing of it may be told; it will be tried again.
         """
         effects = self.offer(input)
-        await self.durable()
+        try:
+            await self.durable()
+        except BaseException:
+            for effect in effects:
+                if isinstance(effect, Serving):
+                    self.offer(Dropped(effect.delivery.connection))  # nobody will serve it
+            raise
         return [self._told(effect) for effect in effects]
 
     def _told(self, effect: Effect) -> Effect:
-        """A refusal says where the server is when it is told: what its own input changed is durable by then."""
+        """A refusal says where the server is when it is told: by then what its input changed is durable."""
         if not isinstance(effect, Refused):
             return effect
         reason, message = effect.refusal.reason, effect.refusal.message
@@ -188,6 +196,11 @@ class Live:
         if life is not None:
             life.set()
 
+    def evict(self, now: float) -> None:
+        """Apply retention to a session where nothing else happens."""
+        self.machine.evict(now)
+        self._start_committer()
+
     def wake(self) -> None:
         """Let every connection look again."""
         for event in self._wakes.values():
@@ -228,7 +241,7 @@ class Live:
         await waiter
 
     def _start_committer(self) -> None:
-        if self._committer is None:
+        if self._committer is None and not self.stale:
             if not self.machine.dirty:
                 self._durable = self._version
                 return
@@ -259,6 +272,7 @@ class Live:
         """What this process knows of the session is not what the log holds: stop serving it at once (N1)."""
         _log.error("session %s: %s", self.key.hex()[:8], message)
         self.stale = True
+        self.close_backend()
         self._release(StorageFault(message), everyone=True)
         for delivery in self.machine.connections.values():
             delivery.close = delivery.close or CLOSE_RESTART
@@ -332,6 +346,9 @@ class Live:
                 await self._backend.send(item.data, item.envelope)
             except BackendError as error:
                 await self.lost(error.line)
+            except Exception as error:
+                _log.exception("session %s: its MCP server failed", self.key.hex()[:8])
+                await self.lost(f"the MCP server failed: {error}")  # or its requests would wait for ever (L7)
 
     async def emit(self, data: bytes, envelope: Envelope, related: RequestId | None) -> None:
         """The backend emitted a message (`Sink`)."""
@@ -340,11 +357,9 @@ class Live:
             await self._refuse_large(len(data), envelope)
             return
         self.offer(Emitted(data, envelope, related))
-        if self.machine.outbox.pending > _PENDING:
-            try:
+        while self.machine.outbox.pending > _PENDING and not self.stale:
+            with suppress(StorageFault):  # it is being tried again; until then the backend waits
                 await self.durable()
-            except StorageFault:
-                return await asyncio.sleep(_RETRY_STORAGE)
 
     async def _refuse_large(self, size: int, envelope: Envelope) -> None:
         """W5: above the limit nothing is sent; a result becomes an error on its own request."""
@@ -507,20 +522,30 @@ class Sessions:
     async def clean(self, now: float) -> None:
         """Expire idle sessions, evict what is old, bury the ended and forget the buried (§8)."""
         for live in self.all():
-            machine = live.machine
-            if machine.expired(now):
-                await live.end(Reason.SESSION_EXPIRED)
-            machine.evict(now)
-            over = machine.ended()
-            if over is not None and not machine.connections:
-                live.close_backend()
-                stone = Tombstone(live.principal, over.refusal, now + self.limits.tombstone)
-                self._tombstones[live.key] = stone
-                del self._live[live.key]
+            try:
+                await self._look_after(live, now)
+            except StorageFault as error:
+                _log.warning("session %s: %s", live.key.hex()[:8], error)  # the next round tries again
         for key, stone in list(self._tombstones.items()):
             if now >= stone.until:
-                await self.log.remove(key)
-                del self._tombstones[key]
+                try:
+                    await self.log.remove(key)
+                except StorageError as error:
+                    _log.warning("session %s: %s", key.hex()[:8], error)
+                else:
+                    del self._tombstones[key]
+
+    async def _look_after(self, live: Live, now: float) -> None:
+        machine = live.machine
+        if machine.expired(now):
+            await live.end(Reason.SESSION_EXPIRED)
+        live.evict(now)
+        over = machine.ended()
+        if over is not None and not machine.connections:
+            await live.durable()
+            await live.close()
+            self._tombstones[live.key] = Tombstone(live.principal, over.refusal, now + self.limits.tombstone)
+            del self._live[live.key]
 
 
 def _key(token: str) -> SessionKey:

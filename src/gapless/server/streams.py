@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from typing import Final
 
 from starlette.datastructures import Headers
@@ -38,6 +39,8 @@ __all__ = ["StreamView"]
 _ALLOW: Final = "GET, POST, DELETE"
 _SESSION: Final = "mcp-session-id"
 _REVISION: Final = "mcp-protocol-version"
+_TOKEN: Final = re.compile(r"[\x21-\x7e]+", re.ASCII)
+"""A session ID as standard MCP has it: visible ASCII, and some of it."""
 
 
 class StreamView:
@@ -63,12 +66,13 @@ class StreamView:
     async def _route(self, scope: Scope, receive: Receive, send: Send) -> None:
         headers = Headers(scope=scope)
         admit(self._sessions, self._access, headers)
-        live = await self._find(headers) if _SESSION in headers else None
+        token = headers.get(_SESSION)
+        live = None if token is None or _TOKEN.fullmatch(token) is None else await self._find(headers)
         match scope["method"]:
             case "POST":
                 await self._post(live, headers, receive, send)
             case "GET":
-                await self._get(self._need(live), headers, receive, send)
+                await self._get(live, headers, receive, send)
             case "DELETE":
                 await self._need(live).end(Reason.SESSION_ENDED)
                 await respond(send, 204, b"")
@@ -89,7 +93,8 @@ class StreamView:
 
     def _need(self, live: Live | None) -> Live:
         if live is None:
-            raise RefusedRequest(Refusal(Reason.MALFORMED, "Mcp-Session-Id is missing: initialize first"))
+            text = "Mcp-Session-Id is missing, or is no token: initialize first"
+            raise RefusedRequest(Refusal(Reason.MALFORMED, text))
         return live
 
     async def _post(self, live: Live | None, headers: Headers, receive: Receive, send: Send) -> None:
@@ -112,7 +117,8 @@ class StreamView:
             return
         revision = headers.get(_REVISION)
         assert looked.envelope is not None
-        if live is None and looked.envelope.method == "initialize" and looked.envelope.kind is Kind.REQUEST:
+        opens = looked.envelope.method == "initialize" and looked.envelope.kind is Kind.REQUEST
+        if opens and _SESSION not in headers:
             revision = requested_revision(looked.data)
             token, live = await self._sessions.open(View.STREAM, self._access.principal(headers))
         else:
@@ -148,9 +154,10 @@ class StreamView:
                 case _:
                     pass
 
-    async def _get(self, live: Live, headers: Headers, receive: Receive, send: Send) -> None:
+    async def _get(self, found: Live | None, headers: Headers, receive: Receive, send: Send) -> None:
         if not accepts(headers, STREAM):
-            raise RefusedRequest(live.machine.refusal(Reason.NOT_ACCEPTABLE, f"accept {STREAM}").refusal)
+            raise RefusedRequest(Refusal(Reason.NOT_ACCEPTABLE, f"accept {STREAM}"))
+        live = self._need(found)
         primed = primes(headers.get(_REVISION))
         stated = headers.get("last-event-id")
         if stated is None:

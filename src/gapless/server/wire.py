@@ -14,8 +14,8 @@ from starlette.types import Receive, Scope, Send
 from gapless.errors import StorageError, TooLargeError
 from gapless.protocol.delivery import Delivery
 from gapless.protocol.refusal import Reason, Refusal
-from gapless.server.feed import feed
 from gapless.server.access import Access
+from gapless.server.feed import feed
 from gapless.server.sessions import Live, Sessions
 
 __all__ = [

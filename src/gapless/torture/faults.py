@@ -139,7 +139,7 @@ class Link:
                 await writer.drain()
             if direction not in self._swallowed and self.open and writer.can_write_eof():
                 writer.write_eof()
-        except (ConnectionError, RuntimeError):
+        except (OSError, RuntimeError):
             pass  # one side is gone; the other is told below
         if direction not in self._swallowed:
             self.open = False
