@@ -34,7 +34,7 @@ from gapless.torture.faults import Direction, FaultProxy, Link
 
 STEPS = 40
 DELAY = 0.02
-STUCK = 40.0
+STUCK = 60.0
 
 FAULTS = (
     "reset",
@@ -146,7 +146,7 @@ async def run_trial(trial: int, served: Served) -> Outcome:
             at = time.monotonic() - began
             outcome.trace.append(f"{at:7.3f} {seen.transport:<9} {seen.cursor}/{seen.committed} {seen.what}")
 
-    connection = gapless.connect(url, steps=steps, observe=observe, answer_timeout=1.5)
+    connection = gapless.connect(url, steps=steps, observe=observe, answer_timeout=3.0)
 
     async def sabotage() -> None:
         start = time.monotonic()

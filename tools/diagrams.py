@@ -83,7 +83,7 @@ def main(arguments: list[str] | None = None) -> int:
     """Write the page, or check it; the exit status is returned."""
     description, _, _ = (__doc__ or "").partition("\n")
     parser = argparse.ArgumentParser(description=description)
-    parser.add_argument("--check", action="store_true", help="write nothing; exit 1 if the page is out of date")
+    parser.add_argument("--check", action="store_true", help="write nothing; exit 1 if it is out of date")
     options = parser.parse_args(arguments)
     page = PAGE.read_text(encoding="utf-8")
     new = drawn(page)

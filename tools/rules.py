@@ -123,8 +123,12 @@ def _markers(nodes: Iterable[ast.AST]) -> Iterator[ast.Call]:
     """The calls of `pytest.mark.rule` anywhere below."""
     for top in nodes:
         for node in ast.walk(top):
-            if isinstance(node, ast.Call) and ast.unparse(node.func) == "pytest.mark.rule":
-                yield node
+            match node:
+                case ast.Call(func=ast.Attribute(attr="rule") as marker):
+                    if ast.unparse(marker) == "pytest.mark.rule":
+                        yield node
+                case _:
+                    pass
 
 
 def _read_source(path: Path, name: str, found: Rules) -> None:

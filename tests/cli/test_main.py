@@ -50,7 +50,7 @@ def test_debug_shows_where_an_error_comes_from(run: Run) -> None:
 
 
 def test_no_color_is_honoured(terminal: AtTerminal) -> None:
-    colour = re.compile(r"\x1b\[[0-9;]*\b[34][0-8]\b")
+    colour = re.compile(r"\x1b\[([0-9;]*;)?[34][0-8][;m]")
     for command in (["sessions", "list", "--log", "memory:"], ["--help"]):
         coloured, plain = terminal(*command), terminal(*command, NO_COLOR="1")
         assert coloured.ends() == plain.ends()

@@ -358,17 +358,16 @@ class Server:
         if block.event == "message":
             number = message_number(block.id)
             assert number is not None
-            self._put(
-                message_input(
-                    block.data or b"",
-                    1 << 20,
-                    number=number,
-                    process=process,
-                    known=self._known(number),
-                    connection=conn,
-                )
+            found = message_input(
+                block.data or b"",
+                1 << 20,
+                number=number,
+                process=process,
+                known=self._known(number),
+                connection=conn,
             )
-            self._begin()
+            # The writer states `received` once it is durable; nobody waits for that here.
+            self._wait(0, [e for e in self._put(found) if isinstance(e, Dispatch)])
         elif block.event == "cursor-ack":
             position = cursors.parse_cursor(msgspec.json.decode(block.data or b"")["cursor"])
             cursor = Cursor(position, run(self.log.link(KEY, position.seq)))

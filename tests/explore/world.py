@@ -372,10 +372,10 @@ class _Step:
         numbers = dict(self._client.renumber)
         for conn, link in self._links.items():
             if link.owner > 0:
-                self._links[conn] = link._replace(owner=numbers[link.owner])
+                self._links[conn] = link._replace(owner=numbers.get(link.owner, 0))
         for rid, e in self._exchanges.items():
             if e.owner > 0:
-                self._exchanges[rid] = e._replace(owner=numbers[e.owner])
+                self._exchanges[rid] = e._replace(owner=numbers.get(e.owner, 0))
         self._client, _ = self._client.step("renumber")
 
     # Environment --------------------------------------------------------------------------------------

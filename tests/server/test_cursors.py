@@ -244,7 +244,7 @@ async def test_the_floors_own_link_is_kept_and_proves_a_cursor(serve: Serve, tmp
 
 
 @pytest.mark.xfail(reason="`Session._listen` proves no START where no cursor is stated", strict=True)
-@pytest.mark.rule("C5")
+@pytest.mark.rule("C5", "S2")
 async def test_no_cursor_is_the_start_and_evicted_as_the_start_is(serve: Serve) -> None:
     """§5: none means `0`. Never 200 and silence."""
     server = await serve(retain_events=2)
@@ -274,6 +274,24 @@ async def test_retention_counts_bytes_too(serve: Serve) -> None:
     assert 15 <= kept <= 20
 
 
+@pytest.mark.rule("L4", "L3")
+async def test_retention_has_an_age_too(serve: Serve, tmp_path: Any) -> None:
+    """Where nothing else happens the janitor sees to it, and the log is told."""
+    log = SqliteLog(tmp_path / "log.db")
+    server = await serve(log, retain_seconds=1000.0, session_expiry=1e9)
+    session = await server.started()
+    await session.backend.say(note("one"), note("two"))
+    now = asyncio.get_running_loop().time()
+    await server.app.sessions.clean(now + 990)
+    assert (await session.get("junk")).data["floor"] == 0
+    await server.app.sessions.clean(now + 1010)
+    data = (await session.get(session.start)).data
+    assert (data["reason"], data["floor"], data["resume-cursor"]) == ("cursor-evicted", 2, 2)
+    await session.backend.say(note("three"))
+    (stored,) = await log.sessions()
+    assert (stored.floor, stored.committed) == (2, 3)
+
+
 @pytest.mark.rule("L4")
 async def test_acked_events_go_first(serve: Serve) -> None:
     server = await serve(retain_events=64)
@@ -291,7 +309,7 @@ async def test_acked_events_go_first(serve: Serve) -> None:
 # L2: commit before deliver -------------------------------------------------------------------------
 
 
-@pytest.mark.rule("L2")
+@pytest.mark.rule("L2", "S4")
 async def test_no_byte_of_an_event_reaches_a_wire_before_it_is_committed(serve: Serve) -> None:
     log = Fragile()
     server = await serve(log, keepalive=0.02)
@@ -425,7 +443,7 @@ async def test_a_stream_states_nothing_by_what_it_delivered(session: Session) ->
 
 
 @on_both_servers
-@pytest.mark.rule("L1", "C3")
+@pytest.mark.rule("L1", "C3", "S1")
 async def test_events_emitted_while_a_stream_is_resumed_are_neither_lost_nor_repeated(serve: Serve) -> None:
     server = await serve()
     session = await server.started()

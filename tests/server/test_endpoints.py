@@ -334,13 +334,28 @@ async def test_a_prefix_in_settings_is_part_of_every_path_told(serve: Serve) -> 
     assert answer.json()["events"] == f"/deep/down/session/{token}/events"
 
 
-def _mounted(app: Gapless) -> Starlette:
+def _mounted(app: Gapless, prefix: str = "/api") -> Starlette:
     @asynccontextmanager
     async def lifespan(_: Starlette) -> AsyncIterator[None]:
         async with app.router.lifespan_context(app):
             yield
 
-    return Starlette(routes=[Mount("/api", app)], lifespan=lifespan)
+    return Starlette(routes=[Mount(prefix, app)], lifespan=lifespan)
+
+
+async def test_a_path_told_is_one_of_a_url_whatever_is_in_the_mounts_prefix(serve: Serve) -> None:
+    def mounted(app: Gapless) -> Starlette:
+        return _mounted(app, "/{tenant}")
+
+    prefix = "/a%20b%C3%BC%0D%0AX:%20y"
+    server = await serve(wrap=mounted, prefix=prefix)
+    session = await server.open()
+    assert session.opened.header("location") == session.base
+    assert session.opened.json()["events"] == f"{session.base}/events"
+    assert (await session.pend(session.start))["url"] == f"{session.base}/events"
+    socket = await session.bind(session.start)
+    (accepted,) = await socket.cross()
+    assert f'"url":"{session.base}/events"'.encode() in (accepted.data or b"")
 
 
 @on_both_servers

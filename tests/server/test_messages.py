@@ -148,7 +148,7 @@ async def test_repeats_are_recognised_after_the_log_was_closed_and_opened(
     assert (await session.post(3, request(33))).reason == (409, "message-conflict")
 
 
-@pytest.mark.rule("L6")
+@pytest.mark.rule("L6", "S6")
 async def test_messages_of_two_connections_at_once_are_each_run_once(server: Server) -> None:
     session = await server.started()
     for number in range(2, 8):
@@ -468,6 +468,14 @@ async def test_who_names_no_process_may_listen_but_not_send(server: Server) -> N
     await session.backend.say(note("news"))
     stream = await session.events(session.start)
     assert (await stream.message())["method"] == "news"
+
+
+@pytest.mark.parametrize("process", ["", "p" * 129])
+@pytest.mark.rule("L6")
+async def test_a_process_name_has_1_to_128_characters(server: Server, process: str) -> None:
+    session = await server.started()
+    assert (await session.post(2, note("x"), process=process)).reason == (400, "malformed")
+    assert (await session.post(2, note("x"), process="p" * 128)).status == 202
 
 
 @pytest.mark.rule("L6")

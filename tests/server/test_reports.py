@@ -243,7 +243,7 @@ async def test_seed_004_there_is_no_idle_stream_at_the_boundary(serve: Serve) ->
 
 
 @on_both_servers
-@pytest.mark.rule("B1", "U7", "U8")
+@pytest.mark.rule("B1", "U7", "U8", "S3")
 async def test_seed_004_no_second_upgrade_accepted_is_ever_minted(serve: Serve) -> None:
     """Not by a stream without a cursor, nor by another POST, nor by handshakes."""
     server = await serve()
@@ -296,7 +296,7 @@ async def test_seed_004_after_a_completed_handshake_resuming_is_safe(serve: Serv
     assert (await stream.message())["method"] == "on"
 
 
-@pytest.mark.rule("B1", "B4", "B5")
+@pytest.mark.rule("B1", "B4", "B5", "S2", "S5")
 async def test_seed_004_injected_resets_end_in_a_socket_or_an_explicit_end_never_in_silence(
     server: Server,
 ) -> None:

@@ -6,6 +6,7 @@ import asyncio
 import secrets
 from contextlib import suppress
 from typing import Any, Final
+from urllib.parse import quote
 
 import msgspec
 from starlette.datastructures import Headers, QueryParams
@@ -123,17 +124,16 @@ class SessionView:
             await read_body(receive, _SMALL_BODY)
         headers = Headers(scope=scope)
         token, live = await self._sessions.open(View.SESSION, self._access.principal(headers))
-        events = f"{scope['path'].rstrip('/')}/{token}/events"
+        location = f"{_quoted(scope)}/{token}"
         body = {
             "session": token,
-            "events": events,
+            "events": f"{location}/events",
             "cursor": str(EventId(0, 0, live.machine.outbox.floor_link)),
             "durability": live.machine.durability,
             "limits": self._limits.advertised_limits(),
             "timers": self._limits.advertised_timers(),
             "received": 0,
         }
-        location = f"{scope['path'].rstrip('/')}/{token}"
         await respond_json(send, 201, body, {"Mcp-Session-Id": token, "Location": location})
 
     # Messages ------------------------------------------------------------------------------------
@@ -291,7 +291,7 @@ class SessionView:
             text = f"offer the subprotocol {SUBPROTOCOL}"
             raise RefusedRequest(live.machine.refusal(Reason.UPGRADE_UNAVAILABLE, text).refusal)
         asked = Handshake(
-            live.connection(), cursor, query.get("ticket"), secrets.token_urlsafe(12), scope["path"]
+            live.connection(), cursor, query.get("ticket"), secrets.token_urlsafe(12), _quoted(scope)
         )
         match _answer(await live.ask(asked)):
             case Serving(delivery, committed):
@@ -434,5 +434,10 @@ def _process(scope: Scope, headers: Headers) -> str | None:
 
 
 def _events_url(scope: Scope) -> str:
+    return _quoted(scope).rpartition("/")[0] + "/events"
+
+
+def _quoted(scope: Scope) -> str:
+    """The path as it stands in a URL, mount prefix included; what a server hands over is unquoted."""
     path: str = scope["path"]
-    return path.rpartition("/")[0] + "/events"
+    return quote(path.rstrip("/"), safe="/!$&'()*+,;=:@")
