@@ -393,6 +393,16 @@ async def test_the_sink_may_close_the_backend_from_within(start: Open, moment: s
 # --- what is left behind ----------------------------------------------------------------
 
 
+async def test_what_a_server_says_while_it_ends_meets_no_broken_pipe(
+    start: Open, sink: Recorder, tmp_path: Path
+) -> None:
+    noted = tmp_path / "noted"
+    backend = await start(child("parting.py", noted))
+    assert (await sink.next())["method"] == "ready"
+    await soon(backend.close())
+    assert noted.read_text() == "said"
+
+
 async def test_closing_ends_a_server_that_ignores_all_it_is_told_within_5_seconds(
     start: Open, sink: Recorder, lifelines: Lifelines
 ) -> None:

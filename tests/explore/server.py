@@ -47,7 +47,7 @@ from gapless.protocol.inputs import (
 )
 from gapless.protocol.jsonrpc import peek
 from gapless.protocol.record import read_record, restore, write_record
-from gapless.protocol.refusal import CLOSE_FENCED, Reason
+from gapless.protocol.refusal import CLOSE_EVICTED, CLOSE_FENCED, Reason
 from gapless.protocol.seam import SessionState
 from gapless.protocol.session import Commit, Session, View
 from gapless.protocol.settings import Limits
@@ -744,6 +744,9 @@ class Server:
             raise Violation(f"U10: an event stream carries event {seq}, above U = {at}")
 
     def _finish(self, conn: int, code: int) -> None:
+        position = self.session.connections[ConnectionId(conn)].position
+        if code == CLOSE_EVICTED and position >= self.session.outbox.floor:
+            raise Violation(f"L3, U1: connection {conn} is closed as evicted, at {position}, which is retained")
         self._out.append(("close", conn, code))
         self._on_gone(conn)
 
@@ -753,10 +756,12 @@ class Server:
         """Check the state, tell of fences, and take time out of it."""
         session = self.session
         live: list[int] = []
+        held = False
         for delivery in session.connections.values():
             delivery.written_at = 0.0
             if delivery.medium is not Medium.SOCKET:
                 continue
+            held = held or delivery.generation == session.door.generation
             was = before.delivery(delivery.connection)
             if delivery.close == CLOSE_FENCED and was is not None and was.close is None:
                 self._out.append(("fenced", delivery.connection))
@@ -765,7 +770,7 @@ class Server:
         if len(live) > 1:
             raise Violation(f"§11.3: several sockets may write: {live}")
         bound = session.door.state is SessionState.WEBSOCKET_BOUND
-        if bound and not live:
+        if bound and not held:
             raise Violation("§6: bound, but no socket holds the session")
         if live and not bound and session.door.state is not SessionState.TERMINATED:
             raise Violation("B7, B8: a socket may write, but holds nothing")

@@ -104,6 +104,8 @@ class _StdioBackend(Backend):
         self._limit = limit
         self._log = log
         self._closing: asyncio.Task[None] | None = None
+        self._reading = True
+        self._discarding = False
         self._pumping = asyncio.create_task(self._pump())
 
     async def send(self, data: bytes, envelope: Envelope) -> None:
@@ -117,10 +119,25 @@ class _StdioBackend(Backend):
         await asyncio.shield(self._closing)
 
     async def _close(self, from_within: bool) -> None:
-        if not from_within:
-            self._pumping.cancel()
-            await asyncio.wait({self._pumping})
+        if from_within:
+            await self._child.stop()
+            return
+        self._discarding = True
+        self._pumping.cancel()
+        await asyncio.wait({self._pumping})
+        if not self._reading:  # it has closed its stdout already
+            await self._child.stop()
+            return
+        # What it says while it ends is read and dropped: a broken pipe is no way to say goodbye.
+        discarding = asyncio.create_task(self._discard())
         await self._child.stop()
+        discarding.cancel()
+        await asyncio.wait({discarding})
+        self._child.close_stdout()
+
+    async def _discard(self) -> None:
+        while await self._child.read():
+            await asyncio.sleep(0)
 
     async def _pump(self) -> None:
         """Hand over what the process writes, to its end; then say how it ended, unless closed."""
@@ -133,7 +150,9 @@ class _StdioBackend(Backend):
                         return
                 await asyncio.sleep(0)  # a pipe that is never empty must not starve the others
         finally:
-            self._child.close_stdout()
+            if not self._discarding:
+                self._reading = False
+                self._child.close_stdout()
         if lines.size:
             self._warn("an unfinished line at the end of stdout", lines.rest)
         # Whoever has closed its stdout will say nothing more, even if it still runs.

@@ -131,12 +131,17 @@ async def _serve(app: Gapless, listening: socket.socket, started: Callable[[], N
     stopping = threading.Event()
     threading.Thread(target=_leave_in_time, args=[stopping], daemon=True).start()
 
+    def drain() -> None:
+        # What uvicorn complains of from here on, streams that are cut say, is meant to be.
+        logging.getLogger("uvicorn.error").setLevel(logging.CRITICAL)
+        app.sessions.drain(CLOSE_RESTART)
+
     def stop(number: int, _: FrameType | None) -> None:
         if server.should_exit:
             os._exit(128 + number)  # asked twice: at once; what was acknowledged is durable
         server.should_exit = True
         stopping.set()
-        loop.call_soon_threadsafe(app.sessions.drain, CLOSE_RESTART)
+        loop.call_soon_threadsafe(drain)
 
     for number in (signal.SIGINT, signal.SIGTERM):
         signal.signal(number, stop)
