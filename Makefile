@@ -39,8 +39,9 @@ explore: $(READY) ## search far more interleavings than `make test` does
 	$(PY) -m pytest tests/explore -s --explore-depth=deep
 
 .PHONY: docs
-docs: $(READY) ## draw the diagrams of the docs anew from the code's tables
+docs: $(READY) ## make the generated parts of the docs anew
 	$(PY) tools/diagrams.py
+	$(PY) tools/cli.py
 
 .PHONY: clean
 clean: ## remove the environment, caches and build products

@@ -74,7 +74,7 @@ def asgi(server: Any, *, log: str = "sqlite:///gapless.db", settings: Settings |
     from gapless.server.app import Settings, build
 
     settings = settings or Settings()
-    backends = open_backends(server)
+    backends = open_backends(server, max_message_bytes=settings.limits.max_message_bytes)
     return build(open_log(log), backends, settings)
 
 

@@ -17,8 +17,9 @@ from dataclasses import dataclass
 from time import process_time
 from typing import Any
 
+from gapless.protocol.session import View
 from tests.explore.parts import Violation
-from tests.explore.world import FAULTS, UNSURE, Action, Scenario, Universe, World
+from tests.explore.world import FAULTS, Action, Scenario, StreamUniverse, Universe, World
 
 __all__ = ["Found", "Result", "explore"]
 
@@ -88,9 +89,13 @@ def explore(scenario: Scenario, *, universe: Any = None, most: int = 5_000_000) 
     # Nothing here is garbage before the end, and looking for some would take a third of the time.
     gc.disable()
     try:
-        return _explore(scenario, universe or Universe(scenario), most)
+        return _explore(scenario, universe or _universe(scenario), most)
     finally:
         gc.enable()
+
+
+def _universe(scenario: Scenario) -> Universe:
+    return Universe(scenario) if scenario.view is View.SESSION else StreamUniverse(scenario)
 
 
 def _explore(scenario: Scenario, universe: Any, most: int) -> Result:
@@ -120,7 +125,7 @@ def _explore(scenario: Scenario, universe: Any, most: int) -> Result:
             if target != number and action[0] not in FAULTS:
                 graph.sources.append(number)
                 graph.targets.append(target)
-                graph.sure.append(action[0] not in UNSURE)
+                graph.sure.append(action[0] not in universe.unsure)
     if HOOK: HOOK(graph)
     longest = _check_liveness(graph)
     return Result(

@@ -10,7 +10,7 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from dataclasses import dataclass, field
-from typing import Any, Final, NamedTuple
+from typing import Any, Final, NamedTuple, cast
 
 from gapless.protocol.client import Phase
 from gapless.protocol.delivery import Medium
@@ -33,9 +33,10 @@ from gapless.protocol.session import View
 from gapless.protocol.settings import Limits
 from tests.explore.client import Peer, Peers
 from tests.explore.parts import END, FIN, OPEN, Item, Violation, item
+from tests.explore.standard import Standards, Stream
 from tests.explore.server import NOTIFICATION, Server, Servers, result_of
 
-__all__ = ["FAULTS", "UNSURE", "Action", "Exchange", "Link", "Scenario", "Universe", "World"]
+__all__ = ["FAULTS", "UNSURE", "Action", "Exchange", "Link", "Scenario", "StreamUniverse", "Universe", "World"]
 
 Action = tuple[Any, ...]
 """A name, and what it is about: a request's, a connection's or a message's number."""
@@ -148,6 +149,8 @@ class Scenario:
 class Universe:
     """All worlds of one scenario: the first, what can happen in each, and what then is."""
 
+    unsure = UNSURE
+
     def __init__(self, scenario: Scenario) -> None:
         self.scenario = scenario
         crashes = bool(scenario.kinds & {"crash", "restart"})
@@ -211,7 +214,11 @@ class Universe:
             self._link_actions(world, link, kinds, out)
         if client.hand is not None:
             out.append(("accept",))
-        out += [(timer,) for timer in client.timers if timer != "ack" or self.scenario.acks]
+        for timer in client.timers:
+            if timer != "ack":
+                out.append(("tick", timer))
+            elif self.scenario.acks:
+                out.append(("ack",))
         out += [(kind,) for kind in ("crash", "restart") if kind in kinds]
         return out
 
@@ -246,7 +253,7 @@ class Universe:
             out.append(("unanswered", conn))
         elif link.owner and (link.socket or client.reading):
             out.append(("lost", conn))
-            if client.listens:
+            if client.listens and isinstance(client, Peer):
                 out.append(("quiet", conn))
 
     def _silent(self, links: tuple[Link, ...], conn: int) -> bool:
@@ -331,6 +338,63 @@ class Universe:
             and link.conn not in server.due
             for link in links
         )
+
+
+class StreamUniverse(Universe):
+    """The worlds of the stream view: the same server and network, and a standard client (§7)."""
+
+    # That it finds out is its own affair: this protocol asks nothing of it.
+    unsure = UNSURE - {"lost"}
+
+    def __init__(self, scenario: Scenario) -> None:
+        self.scenario = scenario
+        self.servers = Servers(View.STREAM, scenario.limits, crashes=False)
+        self.peers: Any = Standards()
+
+    def check(self, world: World) -> None:
+        server, client = world.server, cast("Any", world.client)
+        for stream in client.streams:
+            self._check_stream(server, stream)
+        for link in world.links:
+            idle = link.alive and link.serving and link.opened and link.owner not in _OTHERS and not link.down
+            delivery = server.delivery(link.conn)
+            if not idle or delivery is None or link.conn in server.due:
+                continue
+            stream = client.streams[link.owner - 1]
+            missing = [
+                seq
+                for seq, told in enumerate(server.history, 1)
+                if told.stream == delivery.stream and seq > max(stream.first or 0, *stream.seen, 0)
+            ]
+            if missing:
+                raise Violation(f"§11.2: stream {delivery.stream} is idle, events {missing} were never sent")
+
+    def _check_stream(self, server: Server, stream: Stream) -> None:
+        """What came on a stream is that stream's events, in order and without a hole (M2)."""
+        if not stream.seen or stream.first is None:
+            return
+        number = server.history[stream.seen[0] - 1].stream
+        events = [
+            seq
+            for seq, told in enumerate(server.history, 1)
+            if told.stream == number and stream.first < seq <= stream.seen[-1]
+        ]
+        if events != list(stream.seen):
+            raise Violation(f"M2: of stream {number} came {stream.seen}, the log holds {events}")
+
+    def rests(self, world: World) -> bool:
+        server, client = world.server, cast("Any", world.client)
+        if server.commit is not None or any(e.owner not in _OTHERS for e in world.exchanges):
+            return False
+        for at, stream in enumerate(client.streams, 1):
+            if stream.state in ("done", "lost"):
+                continue
+            link = next((link for link in world.links if link.owner == at), None)
+            if stream.state != "open" or stream.request or link is None:
+                return False
+            if not link.alive or not link.serving or link.down or link.conn in server.due:
+                return False
+        return True
 
 
 class _Step:
@@ -519,11 +583,8 @@ class _Step:
     def accept(self) -> None:
         self._act("accept")
 
-    def wake(self) -> None:
-        self._act("tick", "wake")
-
-    def again(self) -> None:
-        self._act("tick", "again")
+    def tick(self, timer: Any) -> None:
+        self._act("tick", timer)
 
     def ack(self) -> None:
         self._act("tick", "ack")
@@ -658,7 +719,7 @@ class _Step:
         rid = next(n for n in range(first, first + 9) if n not in self._exchanges)
         self._exchanges[rid] = Exchange(rid, owner, kind, args)
 
-    def performing(self, effects: tuple[Effect, ...]) -> _Step:
+    def performing(self, effects: tuple[Any, ...]) -> _Step:
         """Carry out what the client wants done."""
         for effect in effects:
             match effect:
@@ -680,6 +741,10 @@ class _Step:
                     self._send(attempt, frame)
                 case CloseStream(attempt) | CloseSocket(attempt):
                     self._close(attempt)
+                case ("get", attempt, cursor):  # a standard client's
+                    self._new(attempt, "get", (cursor,))
+                case ("mcp", attempt, data):
+                    self._new(attempt, "mcp", (data,))
                 case Open() | Delete() | Settle() | Over():
                     pass
         return self

@@ -14,16 +14,20 @@ from __future__ import annotations
 import importlib
 from collections.abc import Sequence
 from operator import attrgetter
-from typing import cast
+from typing import Final, cast
 
 from gapless.backends.base import BackendFactory
 from gapless.errors import UsageError
 
 __all__ = ["open_backends"]
 
+DEFAULT_MAX_MESSAGE_BYTES: Final = 4 * 1024 * 1024
 
-def open_backends(target: Sequence[str] | object) -> BackendFactory:
-    """The factory for `target`; nothing is started yet.
+
+def open_backends(
+    target: Sequence[str] | object, *, max_message_bytes: int = DEFAULT_MAX_MESSAGE_BYTES
+) -> BackendFactory:
+    """The factory for `target`; nothing is started yet. Of a stdio server no larger message is read (W5).
 
     Modules are looked up as `import` does: whoever wants the current directory searched puts it
     on `sys.path`. What a module raises while it is imported is raised as it is.
@@ -39,7 +43,7 @@ def open_backends(target: Sequence[str] | object) -> BackendFactory:
             raise UsageError("a command that is not all strings", hint="pass the program and its arguments")
         from gapless.backends.stdio import StdioBackends
 
-        return StdioBackends(cast("Sequence[str]", command))
+        return StdioBackends(cast("Sequence[str]", command), max_message_bytes=max_message_bytes)
     from gapless.backends.sdk import SdkBackends
 
     return SdkBackends(target)

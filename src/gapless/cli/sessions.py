@@ -198,7 +198,7 @@ def _summary(stored: Stored, store: Log) -> dict[str, Any]:
 
 
 def _details(stored: Stored, store: Log) -> dict[str, Any]:
-    """What is no secret: the ticket is one, and so is the record's URL, which has the token in it."""
+    """What is known of a session and no secret, as its ticket is."""
     record = read_record(stored.record)
     return {
         **_summary(stored, store),

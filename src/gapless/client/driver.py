@@ -191,8 +191,8 @@ class Driver:
             case PostAck(cursor):
                 self._saving(True)
                 self._spawn(self._http.ack(session, cursor))
-            case Send(attempt, frame):
-                self._saving(False)
+            case Send(attempt, frame, states):
+                self._saving(states)
                 socket = self._sockets.get(attempt)
                 if socket is not None:
                     socket.send(frame)

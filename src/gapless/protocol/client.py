@@ -478,7 +478,8 @@ class Client:
     def _send_ack(self) -> Send:
         assert self.socket is not None and self.cursor is not None
         self._acked, self._ack_at = self.cursor.seq, None
-        return Send(self.socket, encode_block("cursor-ack", b'{"cursor":"%s"}' % str(self.cursor).encode()))
+        frame = encode_block("cursor-ack", b'{"cursor":"%s"}' % str(self.cursor).encode())
+        return Send(self.socket, frame, states=True)
 
     # Sending -----------------------------------------------------------------------------------------------------
 

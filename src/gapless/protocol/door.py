@@ -87,7 +87,7 @@ since `Session.ended` refuses first (B4)."""
 class Door:
     """The door's own memory: which negotiation is pending, which are concluded, who is bound."""
 
-    __slots__ = ("concluded", "event", "generation", "negotiation", "shown", "state", "ticket", "url")
+    __slots__ = ("concluded", "event", "generation", "negotiation", "shown", "state", "ticket")
 
     def __init__(self) -> None:
         self.state = SessionState.SSE_ACTIVE
@@ -95,7 +95,6 @@ class Door:
         """`U`, while its negotiation is pending or its socket bound."""
         self.negotiation = ""
         self.ticket: str | None = None
-        self.url = ""
         self.shown: frozenset[str] = frozenset()
         """Nonces that were shown the pending acceptance."""
         self.concluded: frozenset[str] = frozenset()
@@ -139,9 +138,9 @@ class Door:
         do, self.state = TRANSITIONS[self.state, asked]
         return do
 
-    def offer(self, event: int, nonce: str, ticket: str, url: str) -> None:
+    def offer(self, event: int, nonce: str, ticket: str) -> None:
         """`upgrade-accepted` is event `event`, for whoever asked under `nonce`."""
-        self.event, self.negotiation, self.ticket, self.url = event, nonce, ticket, url
+        self.event, self.negotiation, self.ticket = event, nonce, ticket
         self.shown = frozenset({nonce})
 
     def show(self, nonce: str) -> None:

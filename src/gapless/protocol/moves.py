@@ -243,10 +243,11 @@ class PostAck:
 
 @dataclass(frozen=True, slots=True)
 class Send:
-    """Write a text frame."""
+    """Write a text frame; `states` says that it states the cursor (C4)."""
 
     attempt: int
     frame: bytes
+    states: bool = False
 
 
 @dataclass(frozen=True, slots=True)

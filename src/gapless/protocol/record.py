@@ -39,7 +39,6 @@ class Record(msgspec.Struct, frozen=True):
     event: int | None = None
     negotiation: str = ""
     ticket: str | None = None
-    url: str = ""
     shown: tuple[str, ...] = ()
     concluded: tuple[str, ...] = ()
     generation: int = 0
@@ -69,7 +68,6 @@ def write_record(session: Session, principal: str, ended_at: float | None) -> by
             event=door.event,
             negotiation=door.negotiation,
             ticket=door.ticket,
-            url=door.url,
             shown=tuple(sorted(door.shown)),
             concluded=tuple(sorted(door.concluded)),
             generation=door.generation,
@@ -119,7 +117,7 @@ def restore(
     bound = record.state is SessionState.WEBSOCKET_BOUND
     door.state = SessionState.SSE_ACTIVE if bound else record.state
     door.event = None if bound else record.event
-    door.negotiation, door.ticket, door.url = record.negotiation, record.ticket, record.url
+    door.negotiation, door.ticket = record.negotiation, record.ticket
     door.shown, door.concluded = frozenset(record.shown), frozenset(record.concluded)
     door.generation = record.generation
     session.reason = record.reason

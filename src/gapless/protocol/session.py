@@ -326,6 +326,8 @@ class Session:
         if self.view is View.STREAM:
             return self._listen_stream(input, now)
         cursor = input.cursor
+        if cursor is None and self.door.state is not SessionState.UPGRADE_ACCEPTED_PENDING:
+            cursor = Cursor(START, None)  # none means the start, except at the boundary (B1)
         if cursor is not None:
             unproven = self._prove(cursor)
             if unproven is not None:
@@ -428,7 +430,7 @@ class Session:
         match self._ask(self.door.upgrade(input.nonce, cursor), input.verdict, now):
             case Do.OFFER:
                 event = self._open_door(cursor, input.nonce, input.ticket, input.url, now)
-                self.door.offer(event, input.nonce, input.ticket, input.url)
+                self.door.offer(event, input.nonce, input.ticket)
             case Do.OFFER_AGAIN:
                 self._ack(0, cursor)
                 self.door.show(input.nonce)
@@ -447,7 +449,7 @@ class Session:
             case other:
                 raise AssertionError(other)
         assert self.door.event is not None
-        return [Offered(self.door.event, self.door.negotiation, self.door.ticket, self.door.url)]
+        return [Offered(self.door.event, self.door.negotiation, self.door.ticket, input.url)]
 
     def _handshake(self, input: Handshake, now: float) -> list[Effect]:
         over = self.ended()

@@ -515,9 +515,26 @@ class Sessions:
         return [(s.key, read_record(s.record)) for s in await self.log.sessions()]
 
     async def _clean(self) -> None:
+        try:
+            await self._sweep()
+        except StorageError as error:
+            _log.warning("the log could not be swept: %s", error.line)
         while True:
             await asyncio.sleep(min(5.0, self.limits.session_expiry / 4))
             await self.clean(asyncio.get_running_loop().time())
+
+    async def _sweep(self) -> None:
+        """Bury what earlier processes left in the log: the ended, and those that nobody came back for."""
+        unix = time.time()
+        for stored in await self.log.sessions():
+            record = read_record(stored.record)
+            if stored.key in self._live:
+                continue
+            if record.ended_at is not None:
+                if unix >= record.ended_at + self.limits.tombstone:
+                    await self.log.remove(stored.key)
+            elif unix >= stored.updated + self.limits.session_expiry + self.limits.tombstone:
+                await self._load(stored.key)
 
     async def clean(self, now: float) -> None:
         """Expire idle sessions, evict what is old, bury the ended and forget the buried (§8)."""
