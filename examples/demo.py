@@ -15,6 +15,7 @@ import sys
 import tempfile
 import time
 from collections import Counter
+from collections.abc import Callable
 from contextlib import AsyncExitStack
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -41,7 +42,7 @@ from gapless.torture.faults import Direction, FaultProxy, Link
 
 STEPS = 90
 DELAY = 0.05
-ERAS = {"legacy": "initialize era", "auto": "2026-07-28"}
+ERAS = {"legacy": "initialize", "auto": "2026-07-28"}
 
 
 @dataclass
@@ -60,18 +61,22 @@ class Story:
     token: str = ""
     cursor: int = 0
     committed: int = 0
+    moved: asyncio.Event = field(default_factory=asyncio.Event)
+
+    async def until(self, condition: Callable[[], bool]) -> None:
+        """Until this is so, looking again whenever something has happened."""
+        async with asyncio.timeout(20):
+            while not condition():
+                self.moved.clear()
+                await self.moved.wait()
 
     async def reached(self, step: int) -> None:
         """Until the application has seen this step."""
-        async with asyncio.timeout(20):
-            while not self.got or self.got[-1] < step:
-                await asyncio.sleep(0.01)
+        await self.until(lambda: bool(self.got) and self.got[-1] >= step)
 
     async def on(self, transport: str) -> None:
         """Until events come over this transport."""
-        async with asyncio.timeout(20):
-            while self.connection.transport != transport:
-                await asyncio.sleep(0.01)
+        await self.until(lambda: self.connection.transport == transport)
 
     def links(self) -> list[Link]:
         """The connections that carry events now."""
@@ -132,9 +137,7 @@ class Story:
                 await faults
                 await self._call(client, "ask", {})
                 await self._call(client, "grow", {"name": f"rung_{self.mode}"})
-                async with asyncio.timeout(10):
-                    while not self.changes:
-                        await asyncio.sleep(0.01)
+                await self.until(lambda: self.changes > 0)
             self.cursor, self.committed = self.connection.cursor, self.connection.committed
 
     async def _call(self, client: Client, tool: str, arguments: dict[str, Any], **options: Any) -> None:
@@ -177,6 +180,7 @@ class Stage:
 
     def tell(self, story: Story, what: str) -> None:
         """Something happened to a story."""
+        story.moved.set()
         connection = story.connection
         step = f"step {story.got[-1]}/{STEPS}" if story.got else "connecting"
         cursor, committed = str(connection.cursor), str(connection.committed)
@@ -193,6 +197,7 @@ class Stage:
 
     def observe(self, story: Story, seen: Observation) -> None:
         """The client's machine moved."""
+        story.moved.set()
         if "→" in seen.what:
             self.tell(story, f"client: {seen.what}")
 
@@ -237,8 +242,8 @@ async def verdict(stories: list[Story], log_url: str, console: Console) -> bool:
         "missing",
         "repeated",
         "reordered",
-        "requests settled",
-        "list changes",
+        "settled",
+        "changes",
     ):
         table.add_column(name, justify="left" if name == "era" else "right")
     good = True

@@ -50,6 +50,8 @@ class Found(AssertionError):
 
 HOOK = None
 WORLDS = []
+
+
 class _Graph:
     def __init__(self, universe: Any) -> None:
         self.universe = universe
@@ -120,13 +122,15 @@ def _explore(scenario: Scenario, universe: Any, most: int) -> Result:
                 if len(graph.seen) >= most:
                     raise Found(_tell(graph, number, action, f"{scenario.name}: more than {most} states"))
                 target = graph.add(key, number, action, universe.rests(after))
-                if HOOK: WORLDS.append(after)
+                if HOOK:
+                    WORLDS.append(after)
                 queue.append((target, after))
             if target != number and action[0] not in FAULTS:
                 graph.sources.append(number)
                 graph.targets.append(target)
                 graph.sure.append(action[0] not in universe.unsure)
-    if HOOK: HOOK(graph)
+    if HOOK:
+        HOOK(graph)
     longest = _check_liveness(graph)
     return Result(
         scenario.name,

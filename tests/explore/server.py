@@ -229,7 +229,11 @@ class Server:
                 delivery = self.session.connections[ConnectionId(conn)].copy()
                 step = self.session.poll(delivery, 0.0)
                 # A `retry:` alone says nothing that the next write would not say in time.
-                alone = isinstance(step, Deliver) and step.after == step.upto and step.control.startswith(b"retry:")
+                alone = (
+                    isinstance(step, Deliver)
+                    and step.after == step.upto
+                    and step.control.startswith(b"retry:")
+                )
                 if not isinstance(step, Wait) and not alone:
                     busy.add(conn)
             self._due = frozenset(busy)
@@ -250,7 +254,9 @@ class Server:
     @property
     def numbers(self) -> list[int]:
         """The numbers of connections that are there, or asked for."""
-        asked = [ask.input for ask in self.asks] + [w[4] for w in self.waiting + self.later if w[1] == "probing"]
+        asked = [ask.input for ask in self.asks] + [
+            w[4] for w in self.waiting + self.later if w[1] == "probing"
+        ]
         return [*self.session.connections, *(getattr(input, "connection", 0) for input in asked)]
 
     def __str__(self) -> str:
@@ -571,7 +577,9 @@ class Server:
             stream = self.history[seq - 1].stream
             acked = self.stated.get(stream, 0) >= seq
             if not acked and not aged and outbox.head - (seq - 1) <= limits.retain_events:
-                raise Violation(f"L4, M4: event {seq} of stream {stream} is evicted, unacked, below the limit")
+                raise Violation(
+                    f"L4, M4: event {seq} of stream {stream} is evicted, unacked, below the limit"
+                )
 
     # Answers, once durable --------------------------------------------------------------------------
 
@@ -746,7 +754,9 @@ class Server:
     def _finish(self, conn: int, code: int) -> None:
         position = self.session.connections[ConnectionId(conn)].position
         if code == CLOSE_EVICTED and position >= self.session.outbox.floor:
-            raise Violation(f"L3, U1: connection {conn} is closed as evicted, at {position}, which is retained")
+            raise Violation(
+                f"L3, U1: connection {conn} is closed as evicted, at {position}, which is retained"
+            )
         self._out.append(("close", conn, code))
         self._on_gone(conn)
 

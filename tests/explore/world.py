@@ -18,7 +18,6 @@ from gapless.protocol.moves import (
     CloseSocket,
     CloseStream,
     Delete,
-    Effect,
     Get,
     Knock,
     Negotiate,
@@ -33,10 +32,20 @@ from gapless.protocol.session import View
 from gapless.protocol.settings import Limits
 from tests.explore.client import Peer, Peers
 from tests.explore.parts import END, FIN, OPEN, Item, Violation, item
-from tests.explore.standard import Standards, Stream
 from tests.explore.server import NOTIFICATION, Server, Servers, result_of
+from tests.explore.standard import Standards, Stream
 
-__all__ = ["FAULTS", "UNSURE", "Action", "Exchange", "Link", "Scenario", "StreamUniverse", "Universe", "World"]
+__all__ = [
+    "FAULTS",
+    "UNSURE",
+    "Action",
+    "Exchange",
+    "Link",
+    "Scenario",
+    "StreamUniverse",
+    "Universe",
+    "World",
+]
 
 Action = tuple[Any, ...]
 """A name, and what it is about: a request's, a connection's or a message's number."""
@@ -259,9 +268,7 @@ class Universe:
     def _silent(self, links: tuple[Link, ...], conn: int) -> bool:
         """Whether nobody is there to answer a probe: the link is broken, or its client gone."""
         # A binding that is still being committed has no link yet; soon it has.
-        return any(
-            link.conn == conn and (not link.alive or link.owner in _OTHERS) for link in links
-        )
+        return any(link.conn == conn and (not link.alive or link.owner in _OTHERS) for link in links)
 
     # What then is -----------------------------------------------------------------------------------
 
@@ -305,7 +312,9 @@ class Universe:
         """What no single component can see: what the application saw, and whether all is quiet too early."""
         server, client = world.server, world.client
         if client.seen > len(server.history):
-            raise Violation(f"L2: the application saw event {client.seen}, {len(server.history)} are committed")
+            raise Violation(
+                f"L2: the application saw event {client.seen}, {len(server.history)} are committed"
+            )
         if client.seen and client.link != server.history[client.seen - 1].link:
             raise Violation(f"§11.1: what the application saw is not what the log holds, at {client.seen}")
         for link in world.links:
@@ -320,7 +329,9 @@ class Universe:
                     f"the log holds {server.committed}"
                 )
             if delivery.gate is not None and client.quiet and client.phase in (Phase.BRIDGING, Phase.BOUND):
-                raise Violation(f"§11.5: the server waits for an ack of {delivery.gate}, the client for events")
+                raise Violation(
+                    f"§11.5: the server waits for an ack of {delivery.gate}, the client for events"
+                )
 
     def rests(self, world: World) -> bool:
         """Whether this is where things may stop: an explicit end, or caught up and all requests settled."""
@@ -334,7 +345,11 @@ class Universe:
         if client.seen != server.session.outbox.head or any(e.owner not in _OTHERS for e in exchanges):
             return False
         return any(
-            link.owner not in _OTHERS and link.alive and link.serving and not link.down and not link.up
+            link.owner not in _OTHERS
+            and link.alive
+            and link.serving
+            and not link.down
+            and not link.up
             and link.conn not in server.due
             for link in links
         )
@@ -768,14 +783,12 @@ class _Step:
                 self._died(conn)
 
 
-setattr(_Step, "break", _Step._break)  # noqa: B010 (it cannot be written otherwise)
+setattr(_Step, "break", _Step._break)
 
 
 def _numbers(frame: bytes) -> tuple[tuple[int, bytes], ...]:
     """The numbers of the messages in a frame."""
-    return tuple(
-        (int(line[4:]), b"") for line in frame.split(b"\n") if line.startswith(b"id: ")
-    )
+    return tuple((int(line[4:]), b"") for line in frame.split(b"\n") if line.startswith(b"id: "))
 
 
 def _forge(here: str) -> str:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import re
+import time
 from collections.abc import Iterable
 from itertools import pairwise
 
@@ -239,6 +240,16 @@ def test_a_block_above_the_limit_is_too_large_however_it_arrives() -> None:
 def test_the_limit_is_of_one_block_not_of_the_stream() -> None:
     assert len(decode([b"data: x\n\n" * 1000], limit=20)) == 1000
     assert len(decode(singly(b"data: x\r\n\r\n" * 100), limit=20)) == 100
+
+
+@pytest.mark.rule("W4")
+def test_a_long_line_costs_no_more_for_arriving_in_small_pieces() -> None:
+    """It took 80 s of processor time once: each piece was searched together with all before it."""
+    block = b"data: " + b"x" * 2**22 + b"\n\n"
+    began = time.process_time()
+    (read,) = decode((block[at : at + 1460] for at in range(0, len(block), 1460)), limit=2**23)
+    assert len(read.data or b"") == 2**22
+    assert time.process_time() - began < 10
 
 
 # Against another reader of the same format ---------------------------------------------------------

@@ -12,7 +12,8 @@ import gapless
 
 
 async def main(url: str, state: str, act: str, mode: str) -> None:
-    connection = gapless.connect(url, state=state)
+    moved = asyncio.Event()
+    connection = gapless.connect(url, state=state, observe=lambda _: moved.set())
 
     async def progressed(progress: float, total: float | None, message: str | None) -> None:
         print(json.dumps({"step": int(progress), "cursor": connection.cursor}), flush=True)
@@ -26,7 +27,8 @@ async def main(url: str, state: str, act: str, mode: str) -> None:
         print(json.dumps({"result": getattr(result.content[0], "text", "")}), flush=True)
         async with asyncio.timeout(20):
             while not connection.recovered:
-                await asyncio.sleep(0.05)
+                moved.clear()
+                await moved.wait()
         print(json.dumps({"recovered": connection.recovered, "cursor": connection.cursor}), flush=True)
 
 

@@ -6,18 +6,19 @@ from collections.abc import AsyncGenerator
 from contextlib import asynccontextmanager
 from typing import Any
 
-from examples.ladder_server import server as ladder
-from tests.server.harness import Uvicorn, listening
-
 import gapless
+from examples.ladder_server import server as ladder
 from gapless.server.app import Gapless, Settings
 from gapless.torture.faults import FaultProxy
+from tests.server.harness import Uvicorn, listening
 
 __all__ = ["proxied", "served"]
 
 
 @asynccontextmanager
-async def served(log: str = "memory:", backend: Any = ladder, **limits: Any) -> AsyncGenerator[tuple[str, Gapless]]:
+async def served(
+    log: str = "memory:", backend: Any = ladder, **limits: Any
+) -> AsyncGenerator[tuple[str, Gapless]]:
     """A running server: its URL and its application."""
     app = gapless.asgi(backend, log=log, settings=Settings(limits=gapless.Limits(**limits)))
     sock = listening()
@@ -33,7 +34,7 @@ async def served(log: str = "memory:", backend: Any = ladder, **limits: Any) -> 
 @asynccontextmanager
 async def proxied(url: str) -> AsyncGenerator[tuple[str, FaultProxy]]:
     """The same URL through a fault proxy."""
-    port = int(url.split(":")[2].split("/")[0])
+    port = int(url.split(":")[2].split("/", maxsplit=1)[0])
     proxy = FaultProxy("127.0.0.1", port)
     await proxy.start()
     try:

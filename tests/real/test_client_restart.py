@@ -12,11 +12,11 @@ from typing import Any
 import msgspec
 import pytest
 from mcp import Client, MCPError
-from tests.real.serving import served
 
 import gapless
 from gapless.client.state import Saved, StateFile
 from gapless.errors import UsageError
+from tests.real.serving import served
 
 SCRIPT = Path(__file__).with_name("client_process.py")
 
@@ -74,7 +74,11 @@ INITIALIZE = {
     "jsonrpc": "2.0",
     "id": 1,
     "method": "initialize",
-    "params": {"protocolVersion": "2025-11-25", "capabilities": {}, "clientInfo": {"name": "x", "version": "1"}},
+    "params": {
+        "protocolVersion": "2025-11-25",
+        "capabilities": {},
+        "clientInfo": {"name": "x", "version": "1"},
+    },
 }
 INITIALIZED = {
     "jsonrpc": "2.0",

@@ -8,12 +8,12 @@ from typing import Any
 import pytest
 from mcp import Client, ClientSession, MCPError
 from mcp_types import ElicitResult
-from tests.real.serving import proxied, served
 
 import gapless
 from gapless.errors import UsageError
 from gapless.protocol.client import Retry
 from gapless.torture.faults import Direction, FaultProxy, Link
+from tests.real.serving import proxied, served
 
 ERAS = ["legacy", "auto"]
 

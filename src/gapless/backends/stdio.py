@@ -136,8 +136,10 @@ class _StdioBackend(Backend):
         self._child.close_stdout()
 
     async def _discard(self) -> None:
-        while await self._child.read():
-            await asyncio.sleep(0)
+        data = b"..."
+        while data:
+            data = await self._child.read()
+            await asyncio.sleep(0)  # a pipe that is never empty must not starve the others
 
     async def _pump(self) -> None:
         """Hand over what the process writes, to its end; then say how it ended, unless closed."""

@@ -95,7 +95,7 @@ class BlockDecoder:
 
     def __init__(self, limit: int) -> None:
         self._limit = limit
-        self._buffer = b""
+        self._buffer = bytearray()
         self._started = False
         self._after_cr = False
         self._reset()
@@ -115,23 +115,26 @@ class BlockDecoder:
             TooLargeError: a block above the limit; the decoder is then spent.
             MalformedError: a block whose text is not UTF-8.
         """
-        buffer = self._buffer + chunk if self._buffer else chunk
         if not self._started:
-            if len(buffer) < len(_BOM) and _BOM.startswith(buffer):
-                self._buffer = buffer
+            chunk = bytes(self._buffer) + chunk
+            self._buffer.clear()
+            if len(chunk) < len(_BOM) and _BOM.startswith(chunk):
+                self._buffer += chunk
                 return []
             self._started = True
-            if buffer.startswith(_BOM):
-                buffer = buffer[len(_BOM) :]
-        if self._after_cr and buffer:
+            chunk = chunk.removeprefix(_BOM)
+        if self._after_cr and chunk:
             self._after_cr = False
-            if buffer.startswith(b"\n"):
-                buffer = buffer[1:]
+            chunk = chunk.removeprefix(b"\n")
         blocks: list[Block] = []
         start = 0
-        for match in _LINE_END.finditer(buffer):
-            line = buffer[start : match.start()]
+        # Only what is new is searched, however long the line that it belongs to has grown.
+        for match in _LINE_END.finditer(chunk):
+            line = chunk[start : match.start()]
             start = match.end()
+            if self._buffer:
+                line = bytes(self._buffer) + line
+                self._buffer.clear()
             self._size += len(line) + 1
             if self._size > self._limit:
                 raise TooLargeError(f"a block is larger than the limit of {self._limit} bytes")
@@ -141,9 +144,9 @@ class BlockDecoder:
                 if self._seen:
                     blocks.append(self._block())
                 self._reset()
-        if start and start == len(buffer) and buffer.endswith(b"\r"):
+        if start and start == len(chunk) and chunk.endswith(b"\r"):
             self._after_cr = True
-        self._buffer = buffer[start:]
+        self._buffer += chunk[start:]
         if self._size + len(self._buffer) > self._limit:
             raise TooLargeError(f"a block is larger than the limit of {self._limit} bytes")
         return blocks

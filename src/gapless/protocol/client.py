@@ -185,7 +185,7 @@ class Client:
         self._posted_on = 0
         self._posts = 0
 
-    # What the caller asks ----------------------------------------------------------------------------
+    # What the caller asks -------------------------------------------------------------------------
 
     @property
     def transport(self) -> str:
@@ -265,7 +265,7 @@ class Client:
             case _:
                 assert_never(input)
 
-    # Making connections ----------------------------------------------------------------------------------
+    # Making connections ---------------------------------------------------------------------------
 
     def _new_attempt(self) -> int:
         self.attempt += 1
@@ -347,7 +347,7 @@ class Client:
         self._outstanding = self._ticket = None
         self._ticket_failures = 0
 
-    # What arrives --------------------------------------------------------------------------------------------
+    # What arrives ---------------------------------------------------------------------------------
 
     def _arrived(self, input: Arrived, now: float) -> list[Effect]:
         self._heard = now
@@ -427,7 +427,7 @@ class Client:
         return effects + self._try_door(now)
 
     def wanted(self, event: Event) -> bool:
-        """Whether the application should see this event: not the protocol's own, nor an answer it already has."""
+        """Whether the application should see this event: none of ours, and no answer it already has."""
         if event.event != "message":
             return False
         try:
@@ -442,7 +442,7 @@ class Client:
         self.outgoing.settle(envelope.id)
         return True
 
-    # Acks ------------------------------------------------------------------------------------------------------
+    # Acks -----------------------------------------------------------------------------------------
 
     def _close_gap(self) -> list[Effect]:
         """U3: once everything up to `C` is processed, say so; then the socket is ours."""
@@ -481,7 +481,7 @@ class Client:
         frame = encode_block("cursor-ack", b'{"cursor":"%s"}' % str(self.cursor).encode())
         return Send(self.socket, frame, states=True)
 
-    # Sending -----------------------------------------------------------------------------------------------------
+    # Sending --------------------------------------------------------------------------------------
 
     def _submit(self, input: Submit, now: float) -> list[Effect]:
         if input.envelope.kind is Kind.REQUEST and input.envelope.id in self.outgoing.waiting:
@@ -562,7 +562,7 @@ class Client:
         return effects + self._post_later(delay, now)
 
     def _fail_message(self, number: int, refusal: Refusal) -> list[Effect]:
-        """A message is refused under its number: its request fails, whichever word of that comes first (L6)."""
+        """A message is refused under its number: its request fails, whichever word comes first (L6)."""
         was = self.outgoing.hollow(number)
         if was is None or was.request is None or not self.outgoing.settle(was.request):
             return []
@@ -586,7 +586,7 @@ class Client:
             return self._refused_for_good(refusal)
         return self._fail_message(number, refusal)
 
-    # The door ----------------------------------------------------------------------------------------------------
+    # The door -------------------------------------------------------------------------------------
 
     def _try_door(self, now: float) -> list[Effect]:
         """B7: only while a stream runs, after the application has taken an event, with backoff."""
@@ -629,7 +629,7 @@ class Client:
             return []
         return self._rest(Phase.LISTENING, None, now)
 
-    # What goes wrong ---------------------------------------------------------------------------------------------
+    # What goes wrong ------------------------------------------------------------------------------
 
     def _unanswered(self, message: str, now: float) -> list[Effect]:
         """No answer, or one that is nobody's: a proxy's page, a reset, a timeout."""
@@ -808,7 +808,7 @@ class Client:
             case _:
                 return self._listen(now)
 
-    # The end -----------------------------------------------------------------------------------------------------
+    # The end --------------------------------------------------------------------------------------
 
     def _superseded(self, body: dict[str, Any]) -> list[Effect]:
         reason = _text(body.get("reason")) or Reason.SESSION_SUPERSEDED

@@ -88,7 +88,7 @@ class Delivery:
 
 @dataclass(frozen=True, slots=True)
 class Deliver:
-    """Write `control`, then the blocks of the events in `(after, upto]` that the delivery's filter lets through."""
+    """Write `control`, then the blocks of `(after, upto]`, less what the delivery's filter holds back."""
 
     control: bytes
     after: int
@@ -176,7 +176,7 @@ def _missed(session: Session, delivery: Delivery) -> bool:
 
 
 def _control(session: Session, delivery: Delivery) -> bytes:
-    """The control blocks that are due (W3): they precede events, and on a socket the first is the echo (U2)."""
+    """The control blocks that are due (W3): before events; a socket's first is the echo (U2)."""
     out: list[bytes] = []
     if not delivery.opened:
         delivery.opened = True

@@ -18,7 +18,8 @@ from gapless.protocol.block import encode_block
 from gapless.protocol.cursor import START, EventId, Link, Position
 from gapless.protocol.delivery import ConnectionId, Delivery, Medium, Step, poll
 from gapless.protocol.door import Asked, Do, Door
-from gapless.protocol.inbox import Inbox, Verdict as Judgement
+from gapless.protocol.inbox import Inbox
+from gapless.protocol.inbox import Verdict as Judgement
 from gapless.protocol.inputs import (
     Accepted,
     Acked,
@@ -94,7 +95,7 @@ class Session:
         self._dispatched: int | None = None
         self._changed = False
 
-    # The log's side --------------------------------------------------------------------------
+    # The log's side -------------------------------------------------------------------------------
 
     @property
     def dirty(self) -> bool:
@@ -128,7 +129,7 @@ class Session:
         self.outbox.confirm(commit.segment.last)
         self.inbox.durable = commit.received
 
-    # Inputs ------------------------------------------------------------------------------------
+    # Inputs ---------------------------------------------------------------------------------------
 
     def handle(self, input: Input, now: float) -> list[Effect]:
         """Take one input; return what to do once everything so far is durable.
@@ -182,7 +183,7 @@ class Session:
         self.streams.note(stream, seq)
         return seq
 
-    # Backend → client ----------------------------------------------------------------------------
+    # Backend → client -----------------------------------------------------------------------------
 
     def _emitted(self, input: Emitted, now: float) -> list[Effect]:
         if self.door.state is SessionState.TERMINATED:
@@ -206,7 +207,7 @@ class Session:
         self.streams.ask(stream, envelope, seq)
         return []
 
-    # Client → backend ------------------------------------------------------------------------------
+    # Client → backend -----------------------------------------------------------------------------
 
     def _message(self, input: Message, now: float) -> list[Effect]:
         connection = None
@@ -317,7 +318,7 @@ class Session:
         body = {"n": input.number, "reason": refusal.reason.value, "error": refusal.error()}
         connection.refused.append(encode_block("refused", msgspec.json.encode(body)))
 
-    # Event streams -----------------------------------------------------------------------------------
+    # Event streams --------------------------------------------------------------------------------
 
     def _listen(self, input: Listen, now: float) -> list[Effect]:
         over = self.ended()
@@ -417,7 +418,7 @@ class Session:
     def _here(self, stream: int) -> EventId:
         return EventId(self.outbox.head, stream, self.outbox.link)
 
-    # The door ------------------------------------------------------------------------------------------
+    # The door -------------------------------------------------------------------------------------
 
     def _upgrade(self, input: Upgrade, now: float) -> list[Effect]:
         over = self.ended()
@@ -487,7 +488,7 @@ class Session:
         return event
 
     def _bind(self, input: Handshake, event: int | None, now: float) -> Serving:
-        """The commit point: `C` is what the log holds with this step (U2); nothing above it until its ack (U4)."""
+        """The commit point: `C` is what the log holds with this step (U2), the gate until its ack (U4)."""
         cursor, committed = input.cursor.stated, self.outbox.head
         self._ack(0, cursor.seq)
         self.outbox.pin_gap(cursor.seq, committed, now + self.limits.upgrade_window)
@@ -532,7 +533,7 @@ class Session:
     def _bound(self) -> Refused:
         return self.refusal(Reason.WEBSOCKET_BOUND, "a live WebSocket holds this session")
 
-    # Cursors ---------------------------------------------------------------------------------------------
+    # Cursors --------------------------------------------------------------------------------------
 
     def _prove(self, cursor: Cursor) -> Refused | None:
         """C5, in its order: below the floor, above committed, another link."""
@@ -599,7 +600,7 @@ class Session:
                 connection.ack_deadline = now + self.limits.ack_window  # U4: progress restarts the window
         return [Stated(self.outbox.acks.get(0, 0))]
 
-    # Connections -------------------------------------------------------------------------------------------
+    # Connections ----------------------------------------------------------------------------------
 
     def _connect(self, delivery: Delivery) -> Serving:
         self.connections[delivery.connection] = delivery
@@ -623,7 +624,7 @@ class Session:
         return []
 
     def _terminate(self, reason: Reason, told: str, message: str, now: float) -> bytes:
-        """One step: every open request settled, the terminal event appended, nothing accepted after (B1, B9, L7)."""
+        """One step: all that is open settled, the terminal event appended, no more accepted (B1, B9, L7)."""
         if self.door.state is not SessionState.TERMINATED:
             self.door.take(Asked.END)
         text = message or f"the session ended ({told})"
@@ -640,7 +641,7 @@ class Session:
         self.reason, self.ended_at, self._changed = reason, now, True
         return data
 
-    # Delivery ----------------------------------------------------------------------------------------------
+    # Delivery -------------------------------------------------------------------------------------
 
     def poll(self, delivery: Delivery, now: float) -> Step:
         """What this connection may write now: the one place that lets an event out."""

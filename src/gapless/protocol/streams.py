@@ -66,7 +66,7 @@ class Streams:
         return stream > 0 and stream not in self._running
 
     def prime(self, stream: int, here: EventId) -> None:
-        """A connection was primed with `here`: it can be proven even when evicted, while nothing is missed (M4)."""
+        """A connection was primed with `here`, which can be proven even below the floor (M4)."""
         primes = self._primes.setdefault(stream, {})
         primes[here.seq] = here.link
         while len(primes) > _PRIMES:
@@ -96,7 +96,7 @@ class Streams:
         return 0
 
     def ask(self, stream: int, envelope: Envelope, seq: int) -> None:
-        """Remember a server→client request on the standalone stream: once answered it is not repeated (M3)."""
+        """Remember a request to the client on the standalone stream: once answered it is history (M3)."""
         if stream == 0 and envelope.kind is Kind.REQUEST:
             self._questions |= {seq}
 

@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import asyncio
 from collections.abc import Awaitable, Callable
+from contextlib import suppress
 from typing import Final
 
 from gapless.log.base import BelowFloorError
@@ -37,10 +38,8 @@ async def feed(live: Live, delivery: Delivery, wake: asyncio.Event, write: Write
             case Deliver(control, after, upto):
                 data, last = b"", after
                 if after < upto:
-                    try:
+                    with suppress(BelowFloorError):  # evicted meanwhile: the next look says what to do
                         data, last = await live.log.read(live.key, after, upto, CHUNK)
-                    except BelowFloorError:
-                        pass  # evicted meanwhile: the next look says what that means for this connection
                     data = _filtered(data, delivery)
                 if delivery.close is not None:
                     continue  # fenced while the log was read: what it would write is void (B8)

@@ -363,7 +363,8 @@ class Live:
 
     async def _refuse_large(self, size: int, envelope: Envelope) -> None:
         """W5: above the limit nothing is sent; a result becomes an error on its own request."""
-        text = f"the server's message of {size} bytes is above the limit of {self.machine.limits.max_message_bytes}"
+        limit = self.machine.limits.max_message_bytes
+        text = f"the server's message of {size} bytes is above the limit of {limit}"
         _log.warning("session %s: %s", self.key.hex()[:8], text)
         error = error_response(envelope.id, -32603, text, {"reason": Reason.TOO_LARGE.value})
         match envelope.kind:
