@@ -19,10 +19,12 @@ import sys
 import time
 from collections import Counter, deque
 from dataclasses import dataclass, field
+from typing import Literal
 
 sys.path.insert(0, os.path.dirname(os.path.dirname(os.path.abspath(__file__))))
 
 from mcp import Client
+from rich import box
 from rich.console import Console
 from rich.progress import Progress
 from rich.table import Table
@@ -54,7 +56,7 @@ class Outcome:
     """What became of one trial."""
 
     trial: int
-    steps: int
+    steps: Literal[1, 2]
     plan: list[tuple[float, str]]
     missing: int = 0
     repeated: int = 0
@@ -123,7 +125,7 @@ class Saboteur:
                 self.armed.append(fault)
 
 
-def draw(trial: int) -> tuple[int, list[tuple[float, str]], float]:
+def draw(trial: int) -> tuple[Literal[1, 2], list[tuple[float, str]], float]:
     """The plan of a trial, from its number alone: steps through the door, faults, when to migrate."""
     rng = random.Random(trial)
     plan = sorted((rng.uniform(0, STEPS * DELAY), rng.choice(FAULTS)) for _ in range(rng.randint(2, 4)))
@@ -222,7 +224,10 @@ async def main() -> int:
 
 def report(outcomes: list[Outcome], seconds: float) -> None:
     """One table, and a line for each failure."""
-    table = Table(title=f"{len(outcomes)} sessions in {seconds:.0f} s, {STEPS} numbered events each")
+    table = Table(
+        box=box.SIMPLE_HEAD,
+        title=f"{len(outcomes)} sessions in {seconds:.0f} s, {STEPS} numbered events each",
+    )
     for name in (
         "through the door",
         "sessions",

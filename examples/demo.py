@@ -27,6 +27,7 @@ import msgspec
 from mcp import Client
 from mcp.client import ClientRequestContext
 from mcp_types import ElicitRequestParams, ElicitResult
+from rich import box
 from rich.console import Console, Group
 from rich.live import Live
 from rich.table import Table
@@ -234,7 +235,7 @@ async def emitted(log_url: str, token: str) -> tuple[list[int], int]:
 
 async def verdict(stories: list[Story], log_url: str, console: Console) -> bool:
     """Compare what arrived with what was emitted."""
-    table = Table(title="verdict")
+    table = Table(title="verdict", box=box.SIMPLE_HEAD)
     for name in (
         "era",
         "emitted",

@@ -53,8 +53,8 @@ def at(phase: Phase, steps: int = 1) -> Hand:
 @pytest.mark.rule("L7")
 @pytest.mark.parametrize("phase", [Phase.LISTENING, Phase.NEGOTIATING, Phase.KNOCKING])
 def test_no_two_refusals_in_turn_can_loop(phase: Phase) -> None:
-    for pair in itertools.product(Reason, repeat=2):
-        refuse_in_turn(phase, pair)
+    for first, second in itertools.product(Reason, Reason):
+        refuse_in_turn(phase, (first, second))
 
 
 def refuse_in_turn(phase: Phase, pair: tuple[Reason, Reason]) -> None:

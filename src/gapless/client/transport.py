@@ -266,6 +266,8 @@ class Connection:
             self._dead.pop(_id_key(message.get("id")), None)
             self._recovered.append(message)
             return
+        if self._reports_elsewhere(message):
+            return
         self._note_incoming(message)
         await self._deliver_own(msgspec.json.encode(self._identity.incoming(message)))
 
@@ -364,6 +366,13 @@ class Connection:
     def _belongs_elsewhere(self, message: dict[str, Any]) -> bool:
         """Whether this answers a request of a process that died (N3)."""
         return "method" not in message and not self._identity.owns(message.get("id"))
+
+    def _reports_elsewhere(self, message: dict[str, Any]) -> bool:
+        """Whether this reports progress on a request of a process that died: nobody waits for it (N3)."""
+        if message.get("method") != "notifications/progress":
+            return False
+        params = cast("dict[str, Any]", message.get("params") or {})
+        return not self._identity.owns(params.get("progressToken"))
 
 
 def _parse(data: bytes) -> _Received:

@@ -64,6 +64,7 @@ class Access:
 def _allowed(host: str, names: Sequence[str]) -> bool:
     if "*" in names:
         return True
+    names = [name.lower() for name in names]
     name, _, port = host.rpartition(":")
     bare = name if name and port.isdigit() and not host.endswith("]") else host
     return host.lower() in names or bare.lower() in names

@@ -69,12 +69,20 @@ class Live:
     """One session that this process serves."""
 
     def __init__(
-        self, key: SessionKey, principal: str, machine: Session, log: Log, backends: BackendFactory
+        self,
+        key: SessionKey,
+        principal: str,
+        machine: Session,
+        log: Log,
+        backends: BackendFactory,
+        fence: int = 0,
     ) -> None:
         self.key = key
         self.principal = principal
         self.machine = machine
         self.log = log
+        self.fence = fence
+        """The number this process writes under; a higher one in the log shuts it out (N1)."""
         self.clock: Callable[[], float] = asyncio.get_running_loop().time
         self._backends = backends
         self._backend: Backend | None = None
@@ -313,6 +321,7 @@ class Live:
             record=record,
             floor=None if floor is None else floor[0],
             floor_link=None if floor is None else floor[1],
+            fence=self.fence,
         )
 
     def _ended_at(self) -> float | None:
@@ -441,9 +450,11 @@ class Sessions:
         """Close every backend and the log. Connections have been told to go by `drain`."""
         if self._janitor is not None:
             self._janitor.cancel()
-        await asyncio.gather(*(live.close() for live in self._live.values()))
-        await self.backends.close()
-        await self.log.close()
+        try:
+            await asyncio.gather(*(live.close() for live in self._live.values()))
+            await self.backends.close()
+        finally:
+            await self.log.close()
 
     def drain(self, code: int) -> None:
         """Tell every connection to go: event streams end after `retry:`, sockets close with `code`."""
@@ -492,6 +503,13 @@ class Sessions:
         if stored is None or key in self._live:
             return
         record = read_record(stored.record)
+        fence = stored.fence
+        if record.reason is None:
+            fence = await self.log.acquire(key)  # whoever wrote it before writes no more (N1)
+            stored = await self.log.load(key) or stored
+            record = read_record(stored.record)
+            if key in self._live:
+                return
         machine = restore(
             record,
             committed=stored.committed,
@@ -503,7 +521,7 @@ class Sessions:
             durability=self.log.durability.value,
             now=asyncio.get_running_loop().time(),
         )
-        live = self._live[key] = Live(key, record.principal, machine, self.log, self.backends)
+        live = self._live[key] = Live(key, record.principal, machine, self.log, self.backends, fence)
         if machine.reason is None:
             await live.end(Reason.BACKEND_LOST, "the server was restarted and its MCP server with it")
 
