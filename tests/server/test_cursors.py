@@ -243,7 +243,6 @@ async def test_the_floors_own_link_is_kept_and_proves_a_cursor(serve: Serve, tmp
     assert (await session.get(ids[2])).reason == (409, "cursor-evicted")
 
 
-@pytest.mark.xfail(reason="`Session._listen` proves no START where no cursor is stated", strict=True)
 @pytest.mark.rule("C5", "S2")
 async def test_no_cursor_is_the_start_and_evicted_as_the_start_is(serve: Serve) -> None:
     """§5: none means `0`. Never 200 and silence."""

@@ -385,7 +385,8 @@ class _Store:
 
 def _storage_error(path: str, what: str, error: Exception) -> StorageError:
     reason = error.strerror if isinstance(error, OSError) else error
-    failure = StorageError(f"the log {path} cannot be {what}: {reason}")
+    hint = "check the path and its permissions" if what == "opened" else None
+    failure = StorageError(f"the log {path} cannot be {what}: {reason}", hint=hint)
     failure.__cause__ = error
     return failure
 

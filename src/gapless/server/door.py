@@ -35,7 +35,8 @@ from gapless.protocol.session import View
 from gapless.server.access import Access
 from gapless.server.feed import feed
 from gapless.server.intake import message_input, message_number
-from gapless.server.sessions import Live, Sessions, StorageFault
+from gapless.server.live import Live, StorageFault
+from gapless.server.sessions import Sessions
 from gapless.server.wire import (
     JSON,
     STREAM,

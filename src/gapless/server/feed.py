@@ -14,7 +14,7 @@ from typing import Final
 
 from gapless.log.base import BelowFloorError
 from gapless.protocol.delivery import Deliver, Delivery, Finish, Wait
-from gapless.server.sessions import Live
+from gapless.server.live import Live
 
 __all__ = ["CHUNK", "Writer", "feed"]
 

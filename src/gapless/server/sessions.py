@@ -1,9 +1,4 @@
-"""Live sessions: open, find, make durable, dispatch, expire.
-
-A `Live` wraps one machine. Whatever is put into it is handled at once; what that appended goes to
-the log in the order it was appended, several inputs to a commit if they came while one was under
-way; and the effects are handed out when the commit is durable (L2).
-"""
+"""All sessions of one server: open, find, expire, bury."""
 
 from __future__ import annotations
 
@@ -12,410 +7,23 @@ import hashlib
 import logging
 import secrets
 import time
-from collections import deque
-from collections.abc import Callable, Iterable
-from contextlib import suppress
-from dataclasses import dataclass, replace
-from typing import Final, TypeVar
+from collections.abc import Iterable
+from dataclasses import dataclass
+from typing import Final
 
-from gapless.backends.base import Backend, BackendFactory
-from gapless.errors import BackendError, ConflictError, GaplessError, StorageError
-from gapless.log.base import Digest, Entry, Log, SessionKey, Write
-from gapless.protocol.cursor import LINK_BYTES, Link, Position
-from gapless.protocol.delivery import ConnectionId, Delivery
-from gapless.protocol.inputs import (
-    Cursor,
-    Dispatch,
-    Dropped,
-    Effect,
-    Emitted,
-    End,
-    Handshake,
-    Input,
-    Known,
-    Listen,
-    Probing,
-    Refused,
-    Serving,
-    Upgrade,
-    Verdict,
-)
-from gapless.protocol.jsonrpc import Envelope, Kind, RequestId, error_response
+from gapless.backends.base import BackendFactory
+from gapless.errors import StorageError
+from gapless.log.base import Log, SessionKey
+from gapless.protocol.cursor import LINK_BYTES, Link
 from gapless.protocol.record import Record, read_record, restore, write_record
-from gapless.protocol.refusal import CLOSE_RESTART, Reason, Refusal
-from gapless.protocol.session import Commit, Session, View
+from gapless.protocol.refusal import Reason, Refusal
+from gapless.protocol.session import Session, View
 from gapless.protocol.settings import Limits
+from gapless.server.live import Live, StorageFault
 
-__all__ = ["Live", "Sessions", "StorageFault"]
+__all__ = ["Sessions"]
 
 _log: Final = logging.getLogger("gapless.sessions")
-_PENDING: Final = 1024 * 1024
-"""Bytes not yet durable above which the backend is made to wait."""
-_RETRY_STORAGE: Final = 0.25
-_CUT_AFTER: Final = 1.0
-"""Seconds that a connection which is to end may take over a write before it is cut."""
-_PROBES: Final = 3
-
-Asking = TypeVar("Asking", Listen, Upgrade, Handshake)
-
-
-class StorageFault(GaplessError):
-    """The log does not take writes now; nothing was acknowledged, and the write is tried again."""
-
-    code = "storage"
-
-
-class Live:
-    """One session that this process serves."""
-
-    def __init__(
-        self,
-        key: SessionKey,
-        principal: str,
-        machine: Session,
-        log: Log,
-        backends: BackendFactory,
-        fence: int = 0,
-    ) -> None:
-        self.key = key
-        self.principal = principal
-        self.machine = machine
-        self.log = log
-        self.fence = fence
-        """The number this process writes under; a higher one in the log shuts it out (N1)."""
-        self.clock: Callable[[], float] = asyncio.get_running_loop().time
-        self._backends = backends
-        self._backend: Backend | None = None
-        self._version = 0
-        self._durable = 0
-        self._waiters: deque[tuple[int, asyncio.Future[None]]] = deque()
-        self._committer: asyncio.Task[None] | None = None
-        self._dispatches: deque[tuple[int, Dispatch]] = deque()
-        self._dispatcher: asyncio.Task[None] | None = None
-        self._room = asyncio.Event()
-        self._wakes: dict[ConnectionId, asyncio.Event] = {}
-        self._life: dict[ConnectionId, asyncio.Event] = {}
-        self._cuts: dict[ConnectionId, Callable[[], object]] = {}
-        self._connections = 0
-        self._closed = False
-        self._closing: asyncio.Task[None] | None = None
-        self.stale = False
-
-    # Inputs --------------------------------------------------------------------------------------
-
-    async def put(self, input: Input) -> list[Effect]:
-        """Handle one input; return its effects once everything so far is durable.
-
-        Raises:
-            StorageFault: it is not durable, and nothing of it may be told; it will be tried again.
-        """
-        effects = self.offer(input)
-        try:
-            await self.durable()
-        except BaseException:
-            for effect in effects:
-                if isinstance(effect, Serving):
-                    self.offer(Dropped(effect.delivery.connection))  # nobody will serve it
-            raise
-        return [self._told(effect) for effect in effects]
-
-    def _told(self, effect: Effect) -> Effect:
-        """A refusal says where the server is when it is told: by then what its input changed is durable."""
-        if not isinstance(effect, Refused):
-            return effect
-        reason, message = effect.refusal.reason, effect.refusal.message
-        return self.machine.refusal(reason, message)
-
-    async def ask(self, input: Asking) -> list[Effect]:
-        """Put in a question whose answer may depend on a bound socket, probing that if need be (B6)."""
-        for _ in range(_PROBES):
-            effects = await self.put(input)
-            probing = next((e for e in effects if isinstance(e, Probing)), None)
-            if probing is None:
-                return effects
-            input = replace(input, verdict=await self._probe(probing.delivery))
-        return [self.machine.refusal(Reason.WEBSOCKET_BOUND, "other sockets keep taking this session")]
-
-    def offer(self, input: Input) -> list[Effect]:
-        """Handle one input without waiting for the log: for what is answered by state, not by an effect."""
-        effects = self.machine.handle(input, self.clock())
-        self._version += 1
-        for effect in effects:
-            if isinstance(effect, Dispatch):
-                self._dispatches.append((self._version, effect))
-                if self.crowded:
-                    self._room.clear()
-                self._start_dispatcher()
-        self._start_committer()
-        if not isinstance(input, Emitted):
-            self.wake()  # what the backend emitted can be told only once it is durable
-        return effects
-
-    async def uncrowded(self) -> None:
-        """Wait until the backend has caught up enough for another message."""
-        while self.crowded and not self._closed and self.machine.reason is None:
-            await self._room.wait()
-
-    async def _probe(self, delivery: Delivery) -> Verdict:
-        life = self._life.get(delivery.connection)
-        if life is None:
-            return Verdict(delivery.generation, alive=False)  # no live process behind the binding
-        life.clear()
-        delivery.probe = secrets.token_urlsafe(8)
-        self.wake()
-        try:
-            async with asyncio.timeout(self.machine.limits.probe_timeout):
-                await life.wait()
-        except TimeoutError:
-            return Verdict(delivery.generation, alive=False)
-        return Verdict(delivery.generation, alive=True)
-
-    @property
-    def crowded(self) -> bool:
-        """Whether too many accepted messages wait for the backend."""
-        return len(self._dispatches) >= self.machine.limits.max_inbox
-
-    # Connections ---------------------------------------------------------------------------------
-
-    def connection(self) -> ConnectionId:
-        """A number for a new connection."""
-        self._connections += 1
-        return ConnectionId(self._connections)
-
-    def attach(self, connection: ConnectionId, cut: Callable[[], object]) -> asyncio.Event:
-        """The event that tells a connection to look again; `cut` ends it if it does not end itself."""
-        self._cuts[connection] = cut
-        wake = self._wakes[connection] = asyncio.Event()
-        self._life[connection] = asyncio.Event()
-        return wake
-
-    def detach(self, connection: ConnectionId) -> None:
-        """The connection is gone."""
-        self._wakes.pop(connection, None)
-        self._cuts.pop(connection, None)
-        life = self._life.pop(connection, None)
-        self.offer(Dropped(connection))
-        if life is not None:
-            life.set()  # whoever probes it learns that it is gone by asking again
-
-    def heard(self, connection: ConnectionId) -> None:
-        """Something came in on a socket: it lives (B6)."""
-        life = self._life.get(connection)
-        if life is not None:
-            life.set()
-
-    def evict(self, now: float) -> None:
-        """Apply retention to a session where nothing else happens."""
-        self.machine.evict(now)
-        self._start_committer()
-
-    def wake(self) -> None:
-        """Let every connection look again."""
-        for event in self._wakes.values():
-            event.set()
-        for connection, delivery in self.machine.connections.items():
-            cut = self._cuts.get(connection)
-            if delivery.close is not None and cut is not None:
-                # It sees that itself, unless its peer has stopped reading: nobody waits for that (B8).
-                del self._cuts[connection]
-                asyncio.get_running_loop().call_later(_CUT_AFTER, cut)
-
-    # The log -------------------------------------------------------------------------------------
-
-    async def cursor(self, stated: Position) -> Cursor:
-        """A stated cursor beside what the log holds there (C3)."""
-        return Cursor(stated, await self.log.link(self.key, stated.seq))
-
-    async def known(self, number: int) -> Known | None:
-        """The inbox entry under a number that was received already (L6)."""
-        if number > self.machine.inbox.received:
-            return None
-        await self.durable()
-        found = await self.log.entries(self.key, number - 1, 1)
-        return Known(found[0].digest, not found[0].data) if found else None
-
-    async def durable(self) -> None:
-        """Wait until everything handled so far is durable.
-
-        Raises:
-            StorageFault: the log refused it just now.
-        """
-        if self.stale:
-            raise StorageFault("this process serves the session no more")
-        if self._durable >= self._version:
-            return
-        waiter = asyncio.get_running_loop().create_future()
-        self._waiters.append((self._version, waiter))
-        await waiter
-
-    def _start_committer(self) -> None:
-        if self._committer is None and not self.stale:
-            if not self.machine.dirty:
-                self._durable = self._version
-                return
-            self._committer = asyncio.create_task(self._commit())
-
-    async def _commit(self) -> None:
-        try:
-            while self.machine.dirty:
-                self.machine.evict(self.clock())
-                version, commit = self._version, self.machine.take()
-                await self._write(self._as_write(commit))
-                self.machine.confirm(commit)
-                self._durable = version
-                self._release(None)
-                self.wake()
-        except ConflictError as error:
-            self._abandon(f"another process writes this session: {error}")
-        except Exception as error:
-            _log.exception("session %s: the commit failed", self.key.hex()[:8])
-            self._abandon(f"the commit failed: {error}")
-        finally:
-            self._committer = None
-        if not self.machine.dirty:
-            self._durable = self._version
-            self._release(None)
-
-    def _abandon(self, message: str) -> None:
-        """What this process knows of the session is not what the log holds: stop serving it at once (N1)."""
-        _log.error("session %s: %s", self.key.hex()[:8], message)
-        self.stale = True
-        self.close_backend()
-        self._release(StorageFault(message), everyone=True)
-        for delivery in self.machine.connections.values():
-            delivery.close = delivery.close or CLOSE_RESTART
-        self.wake()
-
-    async def _write(self, write: Write) -> None:
-        """Commit, trying again while the store is unable to: what is pending is never dropped."""
-        while True:
-            try:
-                await self.log.commit(self.key, write)
-            except StorageError as error:
-                _log.error("session %s: %s", self.key.hex()[:8], error.line)
-                self._release(StorageFault(str(error)), everyone=True)
-                await asyncio.sleep(_RETRY_STORAGE)
-            else:
-                return
-
-    def _release(self, error: StorageFault | None, *, everyone: bool = False) -> None:
-        while self._waiters and (everyone or self._waiters[0][0] <= self._durable):
-            _, waiter = self._waiters.popleft()
-            if waiter.done():
-                continue
-            if error is None:
-                waiter.set_result(None)
-            else:
-                waiter.set_exception(error)
-
-    def _as_write(self, commit: Commit) -> Write:
-        floor = commit.floor
-        record = write_record(self.machine, self.principal, self._ended_at()) if commit.record else None
-        return Write(
-            expect=commit.expect,
-            segment=commit.segment.data,
-            last=commit.segment.last,
-            link=commit.segment.link,
-            entries=tuple(Entry(m.number or 0, Digest(m.digest), m.data) for m in commit.entries),
-            dispatched=commit.dispatched,
-            record=record,
-            floor=None if floor is None else floor[0],
-            floor_link=None if floor is None else floor[1],
-            fence=self.fence,
-        )
-
-    def _ended_at(self) -> float | None:
-        return None if self.machine.reason is None else time.time()
-
-    # The backend -----------------------------------------------------------------------------------
-
-    def _start_dispatcher(self) -> None:
-        if self._dispatcher is None or self._dispatcher.done():
-            self._dispatcher = asyncio.create_task(self._dispatch())
-
-    async def _dispatch(self) -> None:
-        """Hand accepted messages to the backend, in order, each once and only when durable (N1)."""
-        while self._dispatches:
-            version, item = self._dispatches[0]
-            while self._durable < version:
-                try:
-                    await self.durable()
-                except StorageFault:
-                    if self.stale:
-                        return
-                    # It is being tried again; until it is durable nothing is handed over.
-            self._dispatches.popleft()
-            if not self.crowded:
-                self._room.set()
-            if self.machine.reason is not None or self._closed:
-                return
-            try:
-                if self._backend is None:
-                    self._backend = await self._backends.open(self)
-                await self._backend.send(item.data, item.envelope)
-            except BackendError as error:
-                await self.lost(error.line)
-            except Exception as error:
-                _log.exception("session %s: its MCP server failed", self.key.hex()[:8])
-                await self.lost(f"the MCP server failed: {error}")  # or its requests would wait for ever (L7)
-
-    async def emit(self, data: bytes, envelope: Envelope, related: RequestId | None) -> None:
-        """The backend emitted a message (`Sink`)."""
-        limit = self.machine.limits.max_message_bytes
-        if len(data) > limit:
-            await self._refuse_large(len(data), envelope)
-            return
-        self.offer(Emitted(data, envelope, related))
-        while self.machine.outbox.pending > _PENDING and not self.stale:
-            with suppress(StorageFault):  # it is being tried again; until then the backend waits
-                await self.durable()
-
-    async def _refuse_large(self, size: int, envelope: Envelope) -> None:
-        """W5: above the limit nothing is sent; a result becomes an error on its own request."""
-        limit = self.machine.limits.max_message_bytes
-        text = f"the server's message of {size} bytes is above the limit of {limit}"
-        _log.warning("session %s: %s", self.key.hex()[:8], text)
-        error = error_response(envelope.id, -32603, text, {"reason": Reason.TOO_LARGE.value})
-        match envelope.kind:
-            case Kind.RESPONSE:
-                self.offer(Emitted(error, Envelope(Kind.RESPONSE, id=envelope.id)))
-            case Kind.REQUEST if self._backend is not None:
-                await self._backend.send(error, Envelope(Kind.RESPONSE, id=envelope.id))
-            case _:
-                pass
-
-    async def lost(self, message: str) -> None:
-        """The backend is gone (`Sink`): every open request is told, and the session ends (L7, N2)."""
-        _log.warning("session %s: %s", self.key.hex()[:8], message)
-        self.offer(End(Reason.BACKEND_LOST, message))
-
-    async def end(self, reason: Reason, message: str = "") -> list[Effect]:
-        """End the session; its backend is closed behind it."""
-        try:
-            return await self.put(End(reason, message))
-        finally:
-            self.close_backend()
-
-    def close_backend(self) -> None:
-        """Begin to close the backend, if there is one; that is bounded, and `close` waits for it."""
-        backend, self._backend = self._backend, None
-        if backend is not None:
-            self._closing = asyncio.create_task(backend.close())
-
-    async def close(self) -> None:
-        """Stop serving: finish what is being committed, close the backend."""
-        self._closed = True
-        if self._dispatcher is not None:
-            self._dispatcher.cancel()
-        self.close_backend()
-        if self._closing is not None:
-            await self._closing
-        if self._committer is not None:
-            try:
-                async with asyncio.timeout(2.0):
-                    await asyncio.shield(self._committer)
-            except TimeoutError:
-                self._committer.cancel()
 
 
 @dataclass(frozen=True, slots=True)
@@ -436,7 +44,7 @@ class Sessions:
         self.limits = limits
         self._live: dict[SessionKey, Live] = {}
         self._tombstones: dict[SessionKey, Tombstone] = {}
-        self._loading: dict[SessionKey, asyncio.Future[None]] = {}
+        self._loading: dict[SessionKey, asyncio.Task[None]] = {}
         self._janitor: asyncio.Task[None] | None = None
         self.draining = False
 
@@ -498,7 +106,15 @@ class Sessions:
         return Refusal(Reason.SESSION_UNKNOWN, "no such session")
 
     async def _load(self, key: SessionKey) -> None:
-        """Find a session of an earlier process in the log. Its backend is gone, so it ends (N2)."""
+        """Find a session of an earlier process in the log, once for all who ask at the same time."""
+        loading = self._loading.get(key)
+        if loading is None:
+            loading = self._loading[key] = asyncio.create_task(self._take_over(key))
+            loading.add_done_callback(lambda _: self._loading.pop(key))
+        await asyncio.shield(loading)
+
+    async def _take_over(self, key: SessionKey) -> None:
+        """Own a session of an earlier process. Its backend is gone, so it ends (N2)."""
         stored = await self.log.load(key)
         if stored is None or key in self._live:
             return

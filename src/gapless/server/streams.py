@@ -18,7 +18,8 @@ from gapless.protocol.revisions import STREAM_VIEW, primes, requested_revision, 
 from gapless.protocol.session import View
 from gapless.server.access import Access
 from gapless.server.intake import message_input
-from gapless.server.sessions import Live, Sessions, StorageFault
+from gapless.server.live import Live, StorageFault
+from gapless.server.sessions import Sessions
 from gapless.server.wire import (
     JSON,
     STREAM,

@@ -16,7 +16,8 @@ from gapless.protocol.delivery import Delivery
 from gapless.protocol.refusal import Reason, Refusal
 from gapless.server.access import Access
 from gapless.server.feed import feed
-from gapless.server.sessions import Live, Sessions
+from gapless.server.live import Live
+from gapless.server.sessions import Sessions
 
 __all__ = [
     "JSON",
