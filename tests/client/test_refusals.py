@@ -18,6 +18,7 @@ from gapless.protocol.moves import (
     Offered,
     Over,
     Post,
+    Received,
     Refused,
     Settle,
     SocketClosed,
@@ -253,3 +254,21 @@ def test_a_proxys_page_is_no_refusal_of_ours_and_the_session_survives_it() -> No
     hand.listen()
     assert hand.client.phase is Phase.STREAMING
     assert not any(isinstance(e, Over | CloseStream) for e in hand.effects)
+
+
+@pytest.mark.rule("L6", "W5")
+def test_a_413_to_a_body_of_several_blames_none_of_them_until_they_are_sent_singly() -> None:
+    hand, post = posting()
+    for n in (2, 3):
+        hand.submit({"id": n, "method": "a"})
+    hand.put(Received(post.attempt, 1))
+    post = hand.last(Post)
+    assert [m.number for m in post.messages] == [2, 3]
+    hand.put(Refused(post.attempt, 413, None))
+    assert not any(isinstance(e, Settle) for e in hand.effects)
+    hand.tick()
+    for number in (2, 3):
+        post = hand.last(Post)
+        assert [m.number for m in post.messages] == [number]
+        hand.put(Received(post.attempt, number))
+    assert not any(isinstance(e, Settle) for e in hand.effects)

@@ -173,7 +173,7 @@ class Peer:
         self.timers = tuple(n for n, field in _TIMERS.items() if getattr(machine, field) is not None)
         self.anchor = machine.incoming.anchor.seq if machine.incoming.anchor is not None else 0
         self.quiet = self.hand is None and not self.over
-        live = {machine.stream, machine.socket, machine._posted_on}  # pyright: ignore[reportPrivateUsage]
+        live = {machine.stream, machine.socket, machine.sending._posted_on}  # pyright: ignore[reportPrivateUsage]
         if machine.phase in _AWAITING:
             live.add(machine.attempt)
         numbers = {n: at for at, n in enumerate(sorted(n for n in live if n), 1)}
@@ -233,8 +233,8 @@ class Peer:
         machine, numbers = self.machine, dict(self.renumber)
         machine.stream = numbers.get(machine.stream or 0)
         machine.socket = numbers.get(machine.socket or 0)
-        posted = machine._posted_on  # pyright: ignore[reportPrivateUsage]
-        machine._posted_on = numbers.get(posted, 0)  # pyright: ignore[reportPrivateUsage]
+        posted = machine.sending._posted_on  # pyright: ignore[reportPrivateUsage]
+        machine.sending._posted_on = numbers.get(posted, 0)  # pyright: ignore[reportPrivateUsage]
         machine.attempt = numbers.get(machine.attempt, 0)
         return []
 
@@ -333,9 +333,9 @@ class Peer:
         for field in ("_heard", "_attached", "_door_wake", "_retry_floor"):
             setattr(machine, field, 0.0)
         machine._door_failures = min(machine._door_failures, 1)  # pyright: ignore[reportPrivateUsage]
-        posted = machine._posted_on  # pyright: ignore[reportPrivateUsage]
+        posted = machine.sending._posted_on  # pyright: ignore[reportPrivateUsage]
         if machine.outgoing.posting is None:
-            machine._post_attempt, posted = None, 0  # pyright: ignore[reportPrivateUsage]
-            machine._posts = machine._posted_on = 0  # pyright: ignore[reportPrivateUsage]
+            machine.sending.attempt, posted = None, 0  # pyright: ignore[reportPrivateUsage]
+            machine.sending._posts = machine.sending._posted_on = 0  # pyright: ignore[reportPrivateUsage]
         if machine.phase not in _AWAITING:
             machine.attempt = max(machine.stream or 0, machine.socket or 0, posted)

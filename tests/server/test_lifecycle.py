@@ -458,6 +458,7 @@ async def test_a_session_that_was_fenced_keeps_no_other_from_expiring(serve: Ser
     await session.backend.emit(note("x"))
     await soon(session.backend.closed.wait())
     await _clean(old, 10_000)
+    assert list(old.app.sessions.all()) == [], "the one is expired, the other is not ours any more"
     assert (await other.get(other.start)).reason == (404, "session-expired")
 
 

@@ -154,7 +154,7 @@ class Connection:
         A request that died with its process before the server had it is answered here too, with
         an error whose `data.reason` is `not-sent`.
         """
-        told = None if self._driver is None else self._driver.machine.told
+        told = None if self._driver is None else self._driver.machine.sending.told
         for key, number in list(self._dead.items()):
             if told is not None and number > told:
                 del self._dead[key]

@@ -7,9 +7,7 @@ resets. Nothing here does I/O, reads a clock or draws a random number.
 
 from __future__ import annotations
 
-from dataclasses import dataclass
-from enum import Enum
-from typing import Any, Final, Literal, assert_never
+from typing import Any, Literal, assert_never
 
 from gapless.errors import (
     ConnectionGaveUpError,
@@ -19,12 +17,11 @@ from gapless.errors import (
     RefusedError,
     SessionEndedError,
     SessionMigrationGapError,
-    UsageError,
 )
 from gapless.protocol.block import Block, encode_block
 from gapless.protocol.cursor import EventId
 from gapless.protocol.incoming import Event, Incoming, read_object
-from gapless.protocol.jsonrpc import Envelope, Kind, RequestId, peek
+from gapless.protocol.jsonrpc import Kind, peek
 from gapless.protocol.moves import (
     Arrived,
     CloseSocket,
@@ -43,7 +40,6 @@ from gapless.protocol.moves import (
     Open,
     Opened,
     Over,
-    Post,
     PostAck,
     Received,
     Refused,
@@ -57,73 +53,12 @@ from gapless.protocol.moves import (
     Submit,
     Tick,
 )
-from gapless.protocol.outgoing import Outgoing, encode_messages
-from gapless.protocol.refusal import ENDED, Action, Reason, Refusal, read_refusal_error
+from gapless.protocol.outgoing import Outgoing
+from gapless.protocol.phases import ALLOWED, LIVE, Phase, Policy, Retry
+from gapless.protocol.refusal import Action, Reason, Refusal
+from gapless.protocol.sending import Sending, StopFollowingError, for_good
 
 __all__ = ["ALLOWED", "Client", "Phase", "Policy", "Retry"]
-
-
-class Phase(Enum):
-    """What the client is about."""
-
-    NEW = "new"
-    OPENING = "opening"
-    """The session is being opened."""
-    LISTENING = "listening"
-    """An event stream was asked for."""
-    STREAMING = "streaming"
-    """An event stream is being read."""
-    NEGOTIATING = "negotiating"
-    """An upgrade was asked for in band (two steps)."""
-    KNOCKING = "knocking"
-    """A handshake was sent; no event stream is read until its answer (U10)."""
-    BRIDGING = "bridging"
-    """The socket is there; the gap up to `C` is being processed (U3)."""
-    BOUND = "bound"
-    """The socket is live, the gap acknowledged."""
-    RESTING = "resting"
-    """Backing off before the next move."""
-    OVER = "over"
-
-
-_LIVE: Final = frozenset(Phase) - {Phase.NEW, Phase.OVER}
-_NEXT: Final = frozenset({Phase.LISTENING, Phase.KNOCKING, Phase.NEGOTIATING, Phase.RESTING, Phase.OVER})
-
-ALLOWED: Final[dict[Phase, frozenset[Phase]]] = {
-    Phase.NEW: frozenset({Phase.OPENING, Phase.LISTENING, Phase.OVER}),
-    Phase.OPENING: frozenset({Phase.LISTENING, Phase.RESTING, Phase.OVER}),
-    Phase.LISTENING: frozenset({Phase.STREAMING, Phase.RESTING, Phase.OVER}),
-    Phase.STREAMING: _NEXT,
-    Phase.NEGOTIATING: frozenset({Phase.KNOCKING, Phase.STREAMING, Phase.RESTING, Phase.OVER}),
-    Phase.KNOCKING: frozenset({Phase.BRIDGING, Phase.STREAMING, Phase.RESTING, Phase.OVER}),
-    Phase.BRIDGING: frozenset({Phase.BOUND, Phase.RESTING, Phase.OVER}),
-    Phase.BOUND: frozenset({Phase.RESTING, Phase.OVER}),
-    Phase.RESTING: frozenset({Phase.OPENING, Phase.LISTENING, Phase.KNOCKING, Phase.NEGOTIATING, Phase.OVER}),
-    Phase.OVER: frozenset(),
-}
-"""Where each phase may lead; `handle` checks every step against it."""
-
-Policy = Literal["auto", "never", "require"]
-
-
-@dataclass(frozen=True, slots=True)
-class Retry:
-    """How the client backs off: delays in seconds, doubled from `first` up to `most`."""
-
-    first: float = 0.1
-    most: float = 10.0
-    attempts: int = 12
-    """Failures in a row, without progress in between, before it gives up (§11.5)."""
-    door_first: float = 1.0
-    door_most: float = 60.0
-
-    def delay(self, failures: int) -> float:
-        """The delay after so many failures in a row."""
-        return min(self.most, self.first * 2.0 ** max(0, failures - 1))
-
-    def door_delay(self, failures: int) -> float:
-        """How long the door is left alone after so many handshakes that came to nothing (B7)."""
-        return min(self.door_most, self.door_first * 2.0 ** max(0, failures - 1)) if failures else 0.0
 
 
 class Client:
@@ -146,10 +81,8 @@ class Client:
         self.phase = Phase.NEW
         self.session = session
         self.incoming = Incoming(cursor, ahead)
-        self.outgoing = Outgoing()
-        self.told: int | None = None
-        """The first `received` that this process was told; nothing is sent before (L6)."""
-        self.limits: dict[str, Any] = {}
+        self.sending = Sending(self.retry)
+        self._limits: dict[str, Any] = {}
         self.keepalive = 15.0
         self.attempt = 0
         self.stream: int | None = None
@@ -159,14 +92,11 @@ class Client:
         self.error: GaplessError | None = None
         self._nonce = nonce
         self._ahead = ahead
-        self._suppressed: frozenset[RequestId] = frozenset()
         self._failures = 0
         self._faults = 0
         self._fenced = False
         self._next = Phase.LISTENING
         self._wake: float | None = None
-        self._post_wake: float | None = None
-        self._post_failures = 0
         self._heard = 0.0
         self._attached = 0.0
         self._retry_floor = 0.0
@@ -181,9 +111,6 @@ class Client:
         self._outstanding: str | None = None
         self._ticket: str | None = None
         self._ticket_failures = 0
-        self._post_attempt: int | None = None
-        self._posted_on = 0
-        self._posts = 0
 
     # What the caller asks -------------------------------------------------------------------------
 
@@ -193,6 +120,22 @@ class Client:
         if self.phase in (Phase.BRIDGING, Phase.BOUND):
             return "websocket"
         return "none" if self.stream is None else "sse"
+
+    @property
+    def outgoing(self) -> Outgoing:
+        """The messages on their way to the server, and the requests that wait for an answer."""
+        return self.sending.outgoing
+
+    @property
+    def limits(self) -> dict[str, Any]:
+        """The limits that the server advertised."""
+        return self._limits
+
+    @limits.setter
+    def limits(self, limits: dict[str, Any]) -> None:
+        self._limits = limits
+        message = limits.get("message")
+        self.sending.limit = message if isinstance(message, int) and message > 0 else None
 
     @property
     def full(self) -> bool:
@@ -207,10 +150,10 @@ class Client:
     @property
     def deadline(self) -> float | None:
         """When `Tick` is due next; `None` if nothing is."""
-        times = [t for t in (self._wake, self._post_wake, self._ack_at) if t is not None]
+        times = [t for t in (self._wake, self.sending.wake, self._ack_at) if t is not None]
         if self.phase in (Phase.STREAMING, Phase.BRIDGING, Phase.BOUND):
             times.append(self._heard + 2 * self.keepalive)
-        return min(times) if times and self.phase in _LIVE else None
+        return min(times) if times and self.phase in LIVE else None
 
     @property
     def cursor(self) -> EventId | None:
@@ -228,7 +171,10 @@ class Client:
             AssertionError: a transition that `ALLOWED` does not have (a bug).
         """
         before = self.phase
-        effects = self._dispatch(input, now) if before is not Phase.OVER else []
+        try:
+            effects = self._dispatch(input, now) if before is not Phase.OVER else []
+        except StopFollowingError as stop:
+            effects = self._end(stop.error, live=stop.live)
         assert self.phase is before or self._may(before), f"{before} -> {self.phase} on {input}"
         return effects
 
@@ -241,7 +187,7 @@ class Client:
             case Start():
                 return self._open(now) if self.session is None else self._listen(now)
             case Submit():
-                return self._submit(input, now)
+                return self.sending.submit(input) + self._flush()
             case Move():
                 return self._move(now)
             case Delivered():
@@ -257,10 +203,13 @@ class Client:
             case SocketClosed():
                 return self._socket_closed(input, now) if input.attempt == self.socket else []
             case Received():
-                return self._posted(input, now) if input.attempt == self._post_attempt else []
+                if input.attempt != self.sending.attempt:
+                    return []
+                self._note_news(self.sending.answered(input.received))
+                return self._flush()
             case Opened() | StreamOpened() | Offered() | SocketOpened() | Refused() | Failed():
-                if input.attempt == self._post_attempt and isinstance(input, Refused | Failed):
-                    return self._post_refused(input, now)
+                if input.attempt == self.sending.attempt and isinstance(input, Refused | Failed):
+                    return self.sending.refused(input, now)
                 return self._answered(input, now) if input.attempt == self.attempt else []
             case _:
                 assert_never(input)
@@ -302,7 +251,7 @@ class Client:
                 self.phase = Phase.STREAMING
                 self.stream = input.attempt
                 self._attach(now)
-                return self._flush(now)
+                return self._flush()
             case Offered() if self.phase is Phase.NEGOTIATING:
                 self._ticket = input.ticket
                 return self._knock(now)
@@ -316,7 +265,7 @@ class Client:
                 return []
 
     def _opened(self, input: Opened, now: float) -> list[Effect]:
-        self.session, self.told = input.session, 0
+        self.session, self.sending.told = input.session, 0
         self.incoming = Incoming(input.cursor, self._ahead)
         self._acked = input.cursor.seq
         self.limits = input.limits
@@ -361,7 +310,7 @@ class Client:
             if self.socket is not None:
                 body = self.incoming.bridge(block)
                 self.committed = max(self.committed, int(body["cursor"]))
-                return self._statement(body, now) + self._close_gap()
+                return self._statement(body) + self._close_gap()
             if block.id is None:
                 return self._control(block, now)
             self.incoming.prime(block)
@@ -387,14 +336,14 @@ class Client:
                 body = read_object(block.data)
                 # The block after priming opens the connection. A POST made since has its own answer; one
                 # made before may hang in a connection that died with the last one.
-                if self.outgoing.posting is not None and self._posted_on < (self.stream or 0):
-                    self.outgoing.posting = self._post_attempt = None
+                if self.stream is not None:
+                    self.sending.abandon(self.stream)
                 if body.get("resend") or (self.stream is not None and self.outgoing.posting is None):
-                    return self._statement(body, now)
-                self._note_received(body.get("received"))
+                    return self._statement(body)
+                self._note_news(self.sending.note(body.get("received")))
                 return []
             case "refused":
-                return self._told(read_object(block.data))
+                return self.sending.told_refused(read_object(block.data))
             case "probe":
                 if self.socket is None:
                     return []
@@ -436,11 +385,7 @@ class Client:
             return True
         if envelope.kind is not Kind.RESPONSE or envelope.id is None:
             return True
-        if envelope.id in self._suppressed:
-            self._suppressed -= {envelope.id}
-            return False
-        self.outgoing.settle(envelope.id)
-        return True
+        return self.sending.wants(envelope.id)
 
     # Acks -----------------------------------------------------------------------------------------
 
@@ -483,108 +428,19 @@ class Client:
 
     # Sending --------------------------------------------------------------------------------------
 
-    def _submit(self, input: Submit, now: float) -> list[Effect]:
-        if input.envelope.kind is Kind.REQUEST and input.envelope.id in self.outgoing.waiting:
-            raise UsageError(f"a request with ID {input.envelope.id!r} is in flight")
-        limit = self.limits.get("message")
-        if isinstance(limit, int) and len(input.data) > limit:
-            text = f"a message of {len(input.data)} bytes is above the server's limit of {limit}"
-            return self._fail_request(input.envelope, Reason.TOO_LARGE, text)  # W5: refused at the sender
-        self.outgoing.add(input.data, input.envelope)
-        return self._flush(now)
-
-    def _fail_request(self, envelope: Envelope, reason: Reason, text: str) -> list[Effect]:
-        if envelope.kind is not Kind.REQUEST or envelope.id is None:
+    def _flush(self) -> list[Effect]:
+        if self.phase is Phase.OVER or (self.socket is not None and not self.incoming.primed):
             return []
-        return [Settle(envelope.id, -32000, text, {"reason": reason.value})]
+        return self.sending.flush(self.socket, self.attempt)
 
-    def _flush(self, now: float) -> list[Effect]:
-        """Send what is due, on the socket if there is one, else in one POST at a time (L6)."""
-        limit = self.limits.get("message")
-        due = self.outgoing.due(limit if isinstance(limit, int) else 64 * 1024)
-        if not due or self.told is None or self.phase is Phase.OVER:
-            return []
-        if self.socket is not None:
-            if not self.incoming.primed:
-                return []
-            self.outgoing.sent = due[-1].number
-            return [Send(self.socket, encode_messages([kept])) for kept in due] + self._flush(now)
-        if self.outgoing.posting is not None or self._post_wake is not None:
-            return []
-        self._posts += 1
-        self._post_attempt = -self._posts  # below zero: never taken for a connection's
-        self._posted_on = self.attempt
-        self.outgoing.posting = self.outgoing.sent = due[-1].number
-        return [Post(self._post_attempt, tuple(due))]
-
-    def _statement(self, body: dict[str, Any], now: float) -> list[Effect]:
+    def _statement(self, body: dict[str, Any]) -> list[Effect]:
         """A statement of `received` that makes us resend from there (L6)."""
-        number = body.get("received")
-        if self.told is None and isinstance(number, int):
-            self.told = number
-            self.outgoing.rebase(number)
-        self._note_received(number)
-        self.outgoing.resend()
-        return self._flush(now)
+        self._note_news(self.sending.state(body.get("received")))
+        return self._flush()
 
-    def _note_received(self, number: Any) -> None:
-        if isinstance(number, int) and self.outgoing.note_received(number):
+    def _note_news(self, news: bool) -> None:
+        if news:
             self._progress()
-
-    def _posted(self, input: Received, now: float) -> list[Effect]:
-        self.outgoing.posting = None
-        self._post_failures = 0
-        self._note_received(input.received)
-        self.outgoing.resend()
-        return self._flush(now)
-
-    def _post_refused(self, input: Refused | Failed, now: float) -> list[Effect]:
-        self.outgoing.posting = None
-        self.outgoing.resend()
-        if isinstance(input, Failed) or (input.refusal is None and input.status != 413):
-            return self._post_later(None, now)  # nobody's answer: the same again, which is harmless (L6)
-        refusal = input.refusal or Refusal(Reason.TOO_LARGE, "the message is larger than the server takes")
-        told = refusal.received if refusal.received is not None else self.outgoing.received
-        match refusal.reason:
-            case Reason.TOO_LARGE:
-                # Read whole it used its number; else a placeholder takes it. Either way it is not sent again.
-                used = told > self.outgoing.received
-                effects = self._fail_message(told if used else self.outgoing.received + 1, refusal)
-            case Reason.MALFORMED | Reason.DUPLICATE_ID if told > self.outgoing.received:
-                effects = self._fail_message(told, refusal)
-            case _:
-                effects = []
-                if refusal.row.action not in (Action.RESEND, Action.RETRY):
-                    self._note_received(told)
-                    return self._refused_for_good(refusal)
-        self._note_received(told)
-        delay = input.retry_after if refusal.row.action is Action.RETRY else 0.0
-        return effects + self._post_later(delay, now)
-
-    def _fail_message(self, number: int, refusal: Refusal) -> list[Effect]:
-        """A message is refused under its number: its request fails, whichever word comes first (L6)."""
-        was = self.outgoing.hollow(number)
-        if was is None or was.request is None or not self.outgoing.settle(was.request):
-            return []
-        self._suppressed |= {was.request}
-        return [Settle(was.request, -32000, refusal.message, {"reason": refusal.reason.value})]
-
-    def _post_later(self, delay: float | None, now: float) -> list[Effect]:
-        self._post_failures += 1
-        if self._post_failures > self.retry.attempts:
-            return self._end(ConnectionGaveUpError("messages could not be sent"))
-        self._post_wake = now + (self.retry.delay(self._post_failures) if delay is None else delay)
-        return []
-
-    def _told(self, body: dict[str, Any]) -> list[Effect]:
-        """`refused`: a message's number is used and its request fails, or another process took over (L6)."""
-        refusal = read_refusal_error(body.get("error"))
-        number = body.get("n")
-        if refusal is None or not isinstance(number, int):
-            return []
-        if refusal.reason is Reason.MESSAGE_CONFLICT:
-            return self._refused_for_good(refusal)
-        return self._fail_message(number, refusal)
 
     # The door -------------------------------------------------------------------------------------
 
@@ -674,7 +530,7 @@ class Client:
         match refusal.row.action:
             case Action.RETRY:
                 if refusal.reason is Reason.WEBSOCKET_BOUND and self._fenced:
-                    return self._refused_for_good(refusal)  # fenced once already: somebody else lives there
+                    raise for_good(refusal)  # fenced once already: somebody else lives there
                 failed = RefusedError(refusal.message, code=refusal.reason)
                 return self._rest(self._retry_of(self.phase), input.retry_after, now, refusal.message, failed)
             case Action.RESUME:
@@ -683,16 +539,7 @@ class Client:
             case Action.CLOSE_DOOR:
                 return self._shut_door(now)
             case Action.NEW_SESSION | Action.FAIL | Action.RESEND | Action.REAUTHENTICATE:
-                return self._refused_for_good(refusal)
-
-    def _refused_for_good(self, refusal: Refusal) -> list[Effect]:
-        """An explicit end. The session is deleted where it may live, unless it is somebody else's by now."""
-        if refusal.row.action is Action.NEW_SESSION:
-            error: GaplessError = SessionEndedError(refusal.message, code=refusal.reason)
-        else:
-            error = RefusedError(refusal.message, code=refusal.reason)
-        taken = refusal.reason in (Reason.MESSAGE_CONFLICT, Reason.WEBSOCKET_BOUND)
-        return self._end(error, live=refusal.reason not in ENDED and not taken)
+                raise for_good(refusal)
 
     def _still_covered(self, refusal: Refusal) -> bool:
         """A refusal may be of a cursor that has moved on since: it says up to where is evicted."""
@@ -787,9 +634,9 @@ class Client:
             self._wake = None
             if self.phase is Phase.RESTING:
                 effects += self._resume(now)
-        if self._post_wake is not None and now >= self._post_wake:
-            self._post_wake = None
-            effects += self._flush(now)
+        if self.sending.wake is not None and now >= self.sending.wake:
+            self.sending.wake = None
+            effects += self._flush()
         if self._ack_at is not None and now >= self._ack_at:
             effects += self._ack_now()
         silent = self.phase in (Phase.STREAMING, Phase.BRIDGING, Phase.BOUND)
@@ -837,7 +684,7 @@ class Client:
         """An independent copy, for exploration."""
         other = object.__new__(Client)
         other.__dict__.update(self.__dict__)
-        other.outgoing, other.incoming = self.outgoing.copy(), self.incoming.copy()
+        other.sending, other.incoming = self.sending.copy(), self.incoming.copy()
         return other
 
 

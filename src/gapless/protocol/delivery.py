@@ -15,12 +15,12 @@ import msgspec
 
 from gapless.protocol.block import COMMENT, encode_block, encode_prime
 from gapless.protocol.cursor import EventId
-from gapless.protocol.refusal import CLOSE_ACK_WINDOW, CLOSE_EVICTED, CLOSE_NORMAL, CLOSE_OVER
+from gapless.protocol.refusal import CLOSE_ACK_WINDOW, CLOSE_EVICTED, CLOSE_NORMAL, CLOSE_OVER, Refusal
 
 if TYPE_CHECKING:
     from gapless.protocol.session import Session
 
-__all__ = ["ConnectionId", "Deliver", "Delivery", "Finish", "Medium", "Step", "Wait", "poll"]
+__all__ = ["ConnectionId", "Deliver", "Delivery", "Finish", "Medium", "Step", "Untold", "Wait", "poll"]
 
 ConnectionId = NewType("ConnectionId", int)
 
@@ -34,6 +34,15 @@ class Medium(Enum):
 
     EVENTS = "events"
     SOCKET = "socket"
+
+
+@dataclass(frozen=True, slots=True)
+class Untold:
+    """A refusal that a socket has yet to be told: of message `number`, once the inbox has `after`."""
+
+    number: int | None
+    after: int
+    refusal: Refusal
 
 
 @dataclass(slots=True)
@@ -50,8 +59,8 @@ class Delivery:
         skip: events that are not repeated (M3).
         generation: of the binding, for sockets (B8).
         stated: the `received` last stated; `restate` asks for it again, `resend` with `"resend": true`.
-        probe: a nonce to send before anything else (B6); `heard` counts what came in on the socket.
-        refused: refusals to tell, as many as the reader lets gather.
+        probe: a nonce to send before anything else (B6).
+        refused: refusals to tell once they are durable, as many as the reader lets gather.
         retry: a `retry:` in seconds to send next.
         close: end at once, with this close code on a socket.
         written_at: when something was last written.
@@ -75,8 +84,7 @@ class Delivery:
     resend: bool = False
     resent: tuple[int, float] | None = None
     probe: str | None = None
-    heard: int = 0
-    refused: list[bytes] = field(default_factory=list[bytes])
+    refused: list[Untold] = field(default_factory=list["Untold"])
     retry: float | None = None
     close: int | None = None
     written_at: float = 0.0
@@ -121,7 +129,10 @@ def poll(session: Session, delivery: Delivery, now: float) -> Step:
         return Finish(b"", CLOSE_ACK_WINDOW)  # U4
     if delivery.position < session.outbox.floor and _missed(session, delivery):
         return Finish(b"", CLOSE_EVICTED)  # L3: closed, never moved
+    opening = not delivery.opened
     control = _control(session, delivery)
+    if opening and delivery.medium is Medium.SOCKET:
+        return Deliver(control, delivery.position, delivery.position)  # U2: a frame of its own, and first
     upto = _limit(session, delivery)
     if delivery.position < upto:
         return Deliver(control, delivery.position, upto)
@@ -177,20 +188,23 @@ def _missed(session: Session, delivery: Delivery) -> bool:
 
 def _control(session: Session, delivery: Delivery) -> bytes:
     """The control blocks that are due (W3): before events; a socket's first is the echo (U2)."""
+    durable = session.inbox.durable
     out: list[bytes] = []
     if not delivery.opened:
         delivery.opened = True
         delivery.stated = session.inbox.durable
         out.append(_opening(session, delivery))
+    if delivery.medium is Medium.SOCKET and out:
+        return out[0]
     if delivery.probe is not None:
         out.append(encode_block("probe", msgspec.json.encode({"nonce": delivery.probe})))
         delivery.probe = None
     if delivery.medium is Medium.SOCKET:
-        out.extend(delivery.refused)
-        delivery.refused.clear()
-        if delivery.resend or delivery.restate or session.inbox.durable > delivery.stated:
-            out.append(_received(session.inbox.durable, delivery.resend))
-            delivery.stated = session.inbox.durable
+        out += [_refused(session, untold) for untold in delivery.refused if untold.after <= durable]
+        delivery.refused = [untold for untold in delivery.refused if untold.after > durable]
+        if delivery.resend or delivery.restate or durable > delivery.stated:
+            out.append(_received(durable, delivery.resend))
+            delivery.stated = durable
             delivery.restate = delivery.resend = False
     out.append(_retry(delivery))
     return b"".join(out)
@@ -217,6 +231,14 @@ def _received(number: int, resend: bool) -> bytes:
     if resend:
         body["resend"] = True
     return encode_block("received", msgspec.json.encode(body))
+
+
+def _refused(session: Session, untold: Untold) -> bytes:
+    """On a socket a refusal is a control block, never a close; it says where the server is by now (L6)."""
+    outbox, refusal = session.outbox, untold.refusal
+    now = replace(refusal, committed=outbox.committed, floor=outbox.floor, received=session.inbox.durable)
+    body = {"n": untold.number, "reason": refusal.reason.value, "error": now.error()}
+    return encode_block("refused", msgspec.json.encode(body))
 
 
 def _retry(delivery: Delivery) -> bytes:

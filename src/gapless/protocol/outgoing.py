@@ -89,14 +89,14 @@ class Outgoing:
                 return was
         return None
 
-    def due(self, limit: int) -> list[Kept]:
-        """The messages to send next, in order, about `limit` bytes of them, at least one if any is due."""
+    def due(self, limit: int | None) -> list[Kept]:
+        """The messages to send next, in order: about `limit` bytes of them, but one at least, or all."""
         out: list[Kept] = []
         size = 0
         for kept in self._kept:
             if kept.number <= self.sent:
                 continue
-            if out and size + len(kept.data) > limit:
+            if limit is not None and out and size + len(kept.data) > limit:
                 break
             out.append(kept)
             size += len(kept.data)

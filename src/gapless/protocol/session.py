@@ -16,7 +16,7 @@ import msgspec
 
 from gapless.protocol.block import encode_block
 from gapless.protocol.cursor import START, EventId, Link, Position
-from gapless.protocol.delivery import ConnectionId, Delivery, Medium, Step, poll
+from gapless.protocol.delivery import ConnectionId, Delivery, Medium, Step, Untold, poll
 from gapless.protocol.door import Asked, Do, Door
 from gapless.protocol.inbox import Inbox
 from gapless.protocol.inbox import Verdict as Judgement
@@ -212,10 +212,9 @@ class Session:
     def _message(self, input: Message, now: float) -> list[Effect]:
         connection = None
         if input.connection is not None:
-            connection = self.connections.get(input.connection)
-            if connection is None or connection.generation != self.door.generation:
-                return []  # fenced: writes of an older generation are void (B8)
-            connection.heard += 1
+            connection = self._speaking(input.connection)
+            if connection is None:
+                return []
         over = self.ended()
         if over is not None:
             return [over]
@@ -224,10 +223,17 @@ class Session:
             return self._take_message(input, None, now)
         refused = self._judge(input, connection, now)
         if refused is not None:
-            if connection is not None and isinstance(refused, Refused):
-                self._refuse_on(connection, input, refused.refusal)
+            if isinstance(refused, Refused):
+                self._refuse_on(connection, input, refused)
             return [refused]
         return self._take_message(input, connection, now)
+
+    def _speaking(self, id: ConnectionId) -> Delivery | None:
+        """The socket of this number, unless it is fenced or gone: what it still sends is void (B8)."""
+        connection = self.connections.get(id)
+        if connection is None or connection.close is not None:
+            return None
+        return connection if connection.generation == self.door.generation else None
 
     def _judge(self, input: Message, connection: Delivery | None, now: float) -> Effect | None:
         """Process, number, digest, in that order (§8); `None` where the message is new."""
@@ -266,10 +272,9 @@ class Session:
             if self.view is View.STREAM:
                 return [self.refusal(Reason.DUPLICATE_ID, text)]  # M6: refused on its own POST
             # Its number is used, nothing runs; an error event would settle the first of the two.
-            self._record(input, b"")
+            number = self._record(input, b"")
             refused = self.refusal(Reason.DUPLICATE_ID, text)
-            if connection is not None:
-                self._refuse_on(connection, input, refused.refusal)
+            self._refuse_on(connection, input, refused, number)
             return [refused]
         if problem is not None:
             return self._take_problem(input, connection, now)
@@ -304,8 +309,7 @@ class Session:
             if request is not None and request.id not in self.inbox.open:
                 error = error_response(request.id, -32600, problem.message, {"reason": problem.reason.value})
                 self._append(0, "message", error, now)
-            if connection is not None:
-                self._refuse_on(connection, input, refused.refusal)
+            self._refuse_on(connection, input, refused, self.inbox.received)
         return [refused]
 
     def _record(self, input: Message, data: bytes) -> int:
@@ -313,10 +317,12 @@ class Session:
         self._entries.append(Message(data, input.digest, None, number=number))
         return number
 
-    def _refuse_on(self, connection: Delivery, input: Message, refusal: Refusal) -> None:
-        """On a socket a refusal is a control block, never a close (L6)."""
-        body = {"n": input.number, "reason": refusal.reason.value, "error": refusal.error()}
-        connection.refused.append(encode_block("refused", msgspec.json.encode(body)))
+    def _refuse_on(
+        self, connection: Delivery | None, input: Message, refused: Refused, after: int = 0
+    ) -> None:
+        """On a socket: tell it there, once what it says is durable up to message `after` (L6)."""
+        if connection is not None:
+            connection.refused.append(Untold(input.number, after, refused.refusal))
 
     # Event streams --------------------------------------------------------------------------------
 
@@ -577,10 +583,9 @@ class Session:
     def _acked(self, input: Acked, now: float) -> list[Effect]:
         connection = None
         if input.connection is not None:
-            connection = self.connections.get(input.connection)
-            if connection is None or connection.generation != self.door.generation:
-                return []  # B8
-            connection.heard += 1
+            connection = self._speaking(input.connection)
+            if connection is None:
+                return []
         over = self.ended()
         if over is not None:
             return [over]

@@ -314,16 +314,8 @@ class SessionView:
         """A bound socket: one loop writes, one reads; the first to finish ends both."""
         wake = live.attach(delivery.connection, lambda: writer.cancel())
 
-        unwritten = True
-
         async def write(control: bytes, data: bytes) -> None:
-            nonlocal unwritten
-            parts = [control, data]
-            if unwritten:
-                # The echo is a frame of its own, and first: nothing precedes it (U2).
-                echo, end, rest = control.partition(b"\n\n")
-                parts, unwritten = [echo + end, rest, data], False
-            for part in parts:
+            for part in (control, data):
                 if part:
                     await send({"type": "websocket.send", "text": part.decode()})
 

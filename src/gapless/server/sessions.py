@@ -189,6 +189,10 @@ class Sessions:
 
     async def _look_after(self, live: Live, now: float) -> None:
         machine = live.machine
+        if live.stale:
+            await live.close()
+            self._live.pop(live.key, None)
+            return
         if machine.expired(now):
             await live.end(Reason.SESSION_EXPIRED)
         live.evict(now)
