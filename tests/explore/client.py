@@ -40,7 +40,7 @@ __all__ = ["Peer", "Peers", "request"]
 
 START_ID: Final = EventId(0, 0, LINK0)
 _PARKED: Final = 1e9
-_TIMERS: Final = {"wake": "_wake", "again": "_post_wake", "ack": "_ack_at"}
+_TIMERS: Final = {"wake": "_wake", "again": "wake", "ack": "_ack_at"}
 _AWAITING: Final = frozenset({Phase.OPENING, Phase.LISTENING, Phase.NEGOTIATING, Phase.KNOCKING})
 _LISTENS: Final = frozenset({Phase.STREAMING, Phase.BRIDGING, Phase.BOUND})
 
@@ -59,6 +59,8 @@ class Peers:
     def __init__(self, limits: Limits, ends: frozenset[str], *, crashes: bool, **options: Any) -> None:
         self.limits = limits
         self.ends = ends
+        self.ended: set[str] = set()
+        """The ends that were reached."""
         self.crashes = crashes
         self.options = options
         self.table: dict[Any, Peer] = {}
@@ -170,7 +172,7 @@ class Peer:
         self.reading = machine.reading
         self.full = machine.full
         self.listens = machine.phase in _LISTENS
-        self.timers = tuple(n for n, field in _TIMERS.items() if getattr(machine, field) is not None)
+        self.timers = tuple(n for n in _TIMERS if _timer(machine, n) is not None)
         self.anchor = machine.incoming.anchor.seq if machine.incoming.anchor is not None else 0
         self.quiet = self.hand is None and not self.over
         live = {machine.stream, machine.socket, machine.sending._posted_on}  # pyright: ignore[reportPrivateUsage]
@@ -199,6 +201,9 @@ class Peer:
     def _on_failed(self, attempt: int) -> list[Effect]:
         return self._put(Failed(attempt, "no answer"))
 
+    def _on_eaten(self, attempt: int) -> list[Effect]:
+        return self._put(Refused(attempt, 426, None))
+
     def _on_answered(self, attempt: int, response: tuple[Any, ...]) -> list[Effect]:
         match response:
             case ("refused", refusal):
@@ -214,18 +219,16 @@ class Peer:
 
     def _on_tick(self, name: str) -> list[Effect]:
         """One timer is due. Which comes first is left open: any order of them is explored."""
-        machine, own = self.machine, _TIMERS[name]
-        for field in _TIMERS.values():
-            if getattr(machine, field) is not None:
-                setattr(machine, field, _PARKED if field != own else 0.0)
+        machine = self.machine
+        for timer in _TIMERS:
+            _park(machine, timer, 0.0 if timer == name else _PARKED)
         machine._heard = 0.0  # pyright: ignore[reportPrivateUsage]
         return self._put(Tick())
 
     def _on_quiet(self) -> list[Effect]:
         """Nothing was heard for too long (C8)."""
-        for field in _TIMERS.values():
-            if getattr(self.machine, field) is not None:
-                setattr(self.machine, field, _PARKED)
+        for timer in _TIMERS:
+            _park(self.machine, timer, _PARKED)
         return self._put(Tick(), 2 * self.machine.keepalive)
 
     def _on_renumber(self) -> list[Effect]:
@@ -270,8 +273,6 @@ class Peer:
     def _on_crash(self) -> list[Effect]:
         """The process dies; the next one goes on from the saved cursor (C4)."""
         self.process += 1
-        if self.saved.seq > self.seen:
-            raise Violation(f"C4: the cursor {self.saved.seq} was stated; {self.seen} was processed")
         self.machine = self.peers.machine(session="s", cursor=self.saved)
         self.machine.limits = self.peers.limits.advertised_limits()
         self.seen, self.link, self.hand = self.saved.seq, self.saved.link, None
@@ -296,11 +297,11 @@ class Peer:
             match effect:
                 case Settle():
                     self._replied(effect.id)
-                case Get() | Negotiate() | Knock() | PostAck():
-                    self.saved = effect.cursor
-                case Send(_, frame) if b"cursor-ack" in frame:
+                case Get(_, cursor) | Negotiate(_, cursor) | Knock(_, cursor) | PostAck(cursor):
+                    self._states(cursor)
+                case Send(_, frame) if b"event: cursor-ack" in frame:
                     assert machine.cursor is not None
-                    self.saved = machine.cursor
+                    self._states(machine.cursor)
                 case _:
                     pass
         if machine._faults:  # pyright: ignore[reportPrivateUsage]
@@ -309,11 +310,18 @@ class Peer:
             self._check_end()
         self._normalise()
 
+    def _states(self, cursor: EventId) -> None:
+        """Whatever is stated has been processed, and is saved first (C4)."""
+        if cursor.seq > self.seen:
+            raise Violation(f"C4: the cursor {cursor.seq} is stated, {self.seen} is processed")
+        self.saved = cursor
+
     def _check_end(self) -> None:
         error = self.machine.error
         code = "left" if error is None else str(error.code)
         if code not in self.peers.ends:
             raise Violation(f"§11.5: the client ended with {code}: {error}")
+        self.peers.ended.add(code)
         answered = set(self.replied)
         if self.hand is not None and self.hand.event == "message":
             answered.add(peek(self.hand.data).id)  # pyright: ignore[reportArgumentType]
@@ -327,10 +335,9 @@ class Peer:
         the machine does. How often the door failed decides only how long it is left alone.
         """
         machine = self.machine
-        for field in _TIMERS.values():
-            if getattr(machine, field) is not None:
-                setattr(machine, field, 1.0)
-        for field in ("_heard", "_attached", "_door_wake", "_retry_floor"):
+        for timer in _TIMERS:
+            _park(machine, timer, 1.0)
+        for field in ("_heard", "_attached", "_door_wake", "_retry_floor", "_primed_retry"):
             setattr(machine, field, 0.0)
         machine._door_failures = min(machine._door_failures, 1)  # pyright: ignore[reportPrivateUsage]
         posted = machine.sending._posted_on  # pyright: ignore[reportPrivateUsage]
@@ -339,3 +346,17 @@ class Peer:
             machine.sending._posts = machine.sending._posted_on = 0  # pyright: ignore[reportPrivateUsage]
         if machine.phase not in _AWAITING:
             machine.attempt = max(machine.stream or 0, machine.socket or 0, posted)
+
+
+def _owner(machine: Client, timer: str) -> Any:
+    return machine.sending if timer == "again" else machine
+
+
+def _timer(machine: Client, timer: str) -> float | None:
+    return getattr(_owner(machine, timer), _TIMERS[timer])
+
+
+def _park(machine: Client, timer: str, at: float) -> None:
+    """Set a timer that runs; one that does not is left alone."""
+    if _timer(machine, timer) is not None:
+        setattr(_owner(machine, timer), _TIMERS[timer], at)

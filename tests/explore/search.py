@@ -12,7 +12,6 @@ import gc
 import itertools
 from array import array
 from collections import deque
-from collections.abc import Hashable
 from dataclasses import dataclass
 from time import process_time
 from typing import Any
@@ -35,6 +34,8 @@ class Result:
     servers: int
     clients: int
     seconds: float
+    ends: frozenset[str]
+    actions: frozenset[str]
 
     def __str__(self) -> str:
         return (
@@ -62,17 +63,6 @@ class _Graph:
         self.sure = array("b")
         self.rests = array("b")
         self.transitions = 0
-        self._interned: dict[Hashable, int] = {}
-
-    def key(self, world: Any) -> int:
-        intern = self._interned
-        key = world.server.number << 24 | world.client.number
-        for part in (world.exchanges, world.links, world.left):
-            found = intern.get(part)
-            if found is None:
-                found = intern[part] = len(intern)
-            key = key << 24 | found
-        return key
 
     def add(self, key: int, parent: int, action: Action | None, rests: bool) -> int:
         number = self.seen[key] = len(self.seen)
@@ -104,20 +94,22 @@ def _explore(scenario: Scenario, universe: Any, most: int) -> Result:
     began = process_time()
     graph = _Graph(universe)
     first = universe.first()
-    graph.add(graph.key(first), -1, None, universe.rests(first))
+    graph.add(first.number, -1, None, universe.rests(first))
     queue: deque[tuple[int, World]] = deque([(0, first)])
     while queue:
         number, world = queue.popleft()
         for action in universe.actions(world):
+            graph.transitions += 1
             try:
                 after = universe.apply(world, action)
+                key = after.number
+                target = graph.seen.get(key)
+                if target is None:
+                    universe.check(after)
             except Exception as error:
                 if not isinstance(error, Violation | AssertionError | KeyError):
                     raise
                 raise Found(_tell(graph, number, action, f"{type(error).__name__}: {error}")) from error
-            graph.transitions += 1
-            key = graph.key(after)
-            target = graph.seen.get(key)
             if target is None:
                 if len(graph.seen) >= most:
                     raise Found(_tell(graph, number, action, f"{scenario.name}: more than {most} states"))
@@ -140,6 +132,8 @@ def _explore(scenario: Scenario, universe: Any, most: int) -> Result:
         len(universe.servers.table),
         len(universe.peers.table),
         process_time() - began,
+        frozenset(universe.ends),
+        frozenset(act[0] for act in graph.acts if act is not None),
     )
 
 
@@ -199,6 +193,7 @@ def _tell(graph: _Graph, number: int, action: Action | None, problem: str) -> st
         lines += universe.explain(world, act)
         try:
             world = universe.apply(world, act)
+            universe.check(world)
         except Exception as error:  # the last step is the one that shows it
             lines.append(f"=> {type(error).__name__}: {error}")
             break

@@ -493,6 +493,9 @@ class Server:
                 case Serving() | Stated():
                     if cursor is not None:
                         self._check_stated(cursor, floor, committed)
+                case Refused(refusal) if refusal.reason is Reason.CURSOR_EVICTED:
+                    if cursor is not None and self._first_evicted(cursor, floor) is None:
+                        raise Violation(f"C5, M4: {cursor.stated} is refused as evicted, and nothing after it is")
                 case _:
                     pass
         if isinstance(input, Acked) and input.connection is not None and effects:
@@ -513,13 +516,18 @@ class Server:
                 raise Violation(f"C3: the cursor {stated} was never this log's, and was accepted")
         elif type(stated) is not Start:
             raise Violation(f"C2: the bare integer {seq} was accepted as a cursor")
-        first = next((s for s in range(seq + 1, floor + 1) if self._of(stated.stream, s)), None)
+        first = self._first_evicted(cursor, floor)
         if first is not None:
             raise Violation(f"U1, C5: success for the cursor {seq}, but event {first} is evicted")
         self.stated[stated.stream] = max(seq, self.stated.get(stated.stream, 0))
 
-    def _of(self, stream: int, seq: int) -> bool:
-        return self.session.view is View.SESSION or self.history[seq - 1].stream == stream
+    def _first_evicted(self, cursor: Cursor, floor: int) -> int | None:
+        """The first event after a cursor that is evicted: of its stream, in the stream view (M4)."""
+        stated, every = cursor.stated, self.session.view is View.SESSION
+        for seq in range(stated.seq + 1, floor + 1):
+            if every or self.history[seq - 1].stream == stated.stream:
+                return seq
+        return None
 
     def _begin(self) -> None:
         """What `server.sessions` does after every input: start a commit if there is none and one is due.

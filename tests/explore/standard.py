@@ -42,6 +42,7 @@ class Standards:
 
     def __init__(self) -> None:
         self.table: dict[Any, Standard] = {}
+        self.ended: set[str] = set()
 
     def start(self) -> tuple[Standard, tuple[Any, ...]]:
         """A client that is initialised, and has asked for the standalone stream."""
@@ -148,4 +149,5 @@ class Standard:
         kind, refusal = response
         if kind != "refused" or refusal.reason is not Reason.CURSOR_EVICTED:
             raise Violation(f"§7: a standard client is told {response}")
+        self.standards.ended.add(refusal.reason.value)
         return self._with(attempt, state=LOST), ()

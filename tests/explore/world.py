@@ -50,7 +50,9 @@ __all__ = [
 Action = tuple[Any, ...]
 """A name, and what it is about: a request's, a connection's or a message's number."""
 
-FAULTS: Final = frozenset({"break", "lose", "delay", "duplicate", "late", "overdue", "crash", "restart"})
+FAULTS: Final = frozenset(
+    {"break", "lose", "delay", "duplicate", "eat", "late", "overdue", "crash", "restart"}
+)
 """What nobody can count on not happening; a bounded number of times."""
 
 UNSURE: Final = frozenset({"emit", "ask", "sibling", "end", "aged", "gone", "lost", "ack", "stray"})
@@ -112,14 +114,38 @@ class Left(NamedTuple):
     ages: int
 
 
-class World(NamedTuple):
+class World:
     """One state of everything."""
 
-    server: Server
-    client: Peer
-    exchanges: tuple[Exchange, ...]
-    links: tuple[Link, ...]
-    left: Left
+    __slots__ = ("client", "exchanges", "left", "links", "number", "numbers", "server")
+
+    def __init__(
+        self,
+        universe: Universe,
+        server: Server,
+        client: Peer,
+        exchanges: tuple[Exchange, ...],
+        links: tuple[Link, ...],
+        left: Left,
+        before: World | None = None,
+    ) -> None:
+        self.server = server
+        self.client = client
+        self.exchanges = exchanges
+        self.links = links
+        self.left = left
+        # Each part has a number, so that a world's identity is one integer. What did not change keeps its.
+        if before is None:
+            self.numbers = (universe.number(exchanges), universe.number(links), universe.number(left))
+        else:
+            was = before.numbers
+            self.numbers = (
+                was[0] if exchanges is before.exchanges else universe.number(exchanges),
+                was[1] if links is before.links else universe.number(links),
+                was[2] if left is before.left else universe.number(left),
+            )
+        a, b, c = self.numbers
+        self.number = (((server.number << 24 | client.number) << 24 | a) << 24 | b) << 24 | c
 
 
 @dataclass(frozen=True, slots=True)
@@ -165,6 +191,14 @@ class Universe:
         crashes = bool(scenario.kinds & {"crash", "restart"})
         self.servers = Servers(scenario.view, scenario.limits, crashes=crashes)
         self.peers = Peers(scenario.limits, scenario.ends, crashes=crashes, **scenario.client)
+        self._numbers: dict[Any, int] = {}
+
+    def number(self, part: Any) -> int:
+        """The number of a part of a world."""
+        found = self._numbers.get(part)
+        if found is None:
+            found = self._numbers[part] = len(self._numbers)
+        return found
 
     def first(self) -> World:
         """The world at the start: the session is open, its event stream asked for."""
@@ -175,14 +209,20 @@ class Universe:
             server, _ = server.step("commit")
         client, effects = self.peers.start()
         left = Left(s.emits, s.asks, s.faults, s.siblings, s.closes, s.ages)
-        world = World(server, client, (), (), left)
+        world = World(self, server, client, (), (), left)
         return _Step(self, world).performing(effects).done()
+
+    @property
+    def ends(self) -> set[str]:
+        """How the client ended, in some world."""
+        return self.peers.ended
 
     # What can happen --------------------------------------------------------------------------------
 
     def actions(self, world: World) -> list[Action]:
         """Everything that can happen next. Once the client is over, nothing is of interest."""
-        server, client, exchanges, links, left = world
+        server, client, exchanges = world.server, world.client, world.exchanges
+        links, left = world.links, world.left
         if client.over:
             return []
         kinds = self.scenario.kinds if left.faults else ()
@@ -212,6 +252,8 @@ class Universe:
                 out.append(("delay", e.rid))
             if e.stage is SENT and e.kind in _REPEATABLE and "duplicate" in kinds:
                 out.append(("duplicate", e.rid))
+            if e.stage is SENT and e.kind == "knock" and "eat" in kinds:
+                out.append(("eat", e.rid))
         for ask in server.asks:
             if ask.heard:
                 out.append(("verdict", ask.rid))
@@ -273,16 +315,14 @@ class Universe:
     # What then is -----------------------------------------------------------------------------------
 
     def apply(self, world: World, action: Action) -> World:
-        """The world after an action.
+        """The world after an action; `check` says whether it may be.
 
         Raises:
-            Violation: it is one that must not be.
+            Violation: a machine did what it must not.
         """
         step = _Step(self, world)
         getattr(step, action[0])(*action[1:])
-        after = step.done()
-        self.check(after)
-        return after
+        return step.done()
 
     def explain(self, world: World, action: Action) -> list[str]:
         """What the machines say in this step."""
@@ -328,6 +368,8 @@ class Universe:
                     f"§11.2: connection {link.conn} is idle, the client was told of {client.anchor}, "
                     f"the log holds {server.committed}"
                 )
+            if client.quiet and client.seen != client.anchor:
+                raise Violation(f"§11.2: nothing is in flight, {client.anchor} arrived, {client.seen} was seen")
             if delivery.gate is not None and client.quiet and client.phase in (Phase.BRIDGING, Phase.BOUND):
                 raise Violation(
                     f"§11.5: the server waits for an ack of {delivery.gate}, the client for events"
@@ -335,7 +377,7 @@ class Universe:
 
     def rests(self, world: World) -> bool:
         """Whether this is where things may stop: an explicit end, or caught up and all requests settled."""
-        server, client, exchanges, links, _ = world
+        server, client, exchanges, links = world.server, world.client, world.exchanges, world.links
         if client.over:
             return True
         if client.phase not in (Phase.STREAMING, Phase.BOUND) or not client.quiet or not client.settled:
@@ -365,6 +407,7 @@ class StreamUniverse(Universe):
         self.scenario = scenario
         self.servers = Servers(View.STREAM, scenario.limits, crashes=False)
         self.peers: Any = Standards()
+        self._numbers: dict[Any, int] = {}
 
     def check(self, world: World) -> None:
         server, client = world.server, cast("Any", world.client)
@@ -417,13 +460,29 @@ class _Step:
 
     def __init__(self, universe: Universe, world: World, *, telling: bool = False) -> None:
         self._universe = universe
+        self._before = world
+        self._requests: dict[int, Exchange] | None = None
+        self._connections: dict[int, Link] | None = None
         self._server, self._client = world.server, world.client
-        self._exchanges = {e.rid: e for e in world.exchanges}
-        self._links = {link.conn: link for link in world.links}
         self._left = world.left
         self._may_fence = False
         self._telling = telling
         self.told: list[str] = []
+
+    # Most steps touch one of the two, or none.
+    @property
+    def _exchanges(self) -> dict[int, Exchange]:
+        found = self._requests
+        if found is None:
+            found = self._requests = {e.rid: e for e in self._before.exchanges}
+        return found
+
+    @property
+    def _links(self) -> dict[int, Link]:
+        found = self._connections
+        if found is None:
+            found = self._connections = {link.conn: link for link in self._before.links}
+        return found
 
     def done(self) -> World:
         """The world after it."""
@@ -431,16 +490,20 @@ class _Step:
             self._feed_all()
         if self._client.renumber:
             self._renumber()
-        links = [self._links[conn] for conn in sorted(self._links)]
-        exchanges = [self._exchanges[rid] for rid in sorted(self._exchanges)]
-        kept = tuple([link for link in links if link.owner or link.serving])
-        return World(self._server, self._client, tuple(exchanges), kept, self._left)
+        links, exchanges = self._before.links, self._before.exchanges
+        if self._connections is not None:
+            items = sorted(self._connections.items())
+            links = tuple([link for _, link in items if link.owner or link.serving])
+        if self._requests is not None:
+            exchanges = tuple([e for _, e in sorted(self._requests.items())])
+        return World(self._universe, self._server, self._client, exchanges, links, self._left, self._before)
 
     def _feed_all(self) -> None:
         """Feeds that write as soon as they can."""
-        while True:
+        while self._server.due:
+            links = self._links
             for conn in self._server.due:
-                if self._links[conn].alive:
+                if links[conn].alive:
                     self.feed(conn)
                     break
             else:
@@ -636,6 +699,11 @@ class _Step:
         self._orphan(e)
         if e.owner not in _OTHERS:
             self._act("failed", e.owner)
+
+    def eat(self, rid: int) -> None:
+        """A proxy that knows no upgrades answers a handshake by itself (U6)."""
+        self._fault()
+        self._act("eaten", self._exchanges.pop(rid).owner)
 
     def duplicate(self, rid: int) -> None:
         """The network delivers a request twice; nobody hears of the second answer."""

@@ -560,7 +560,9 @@ class Session:
         if stated.seq >= self.outbox.floor:
             return self._prove(cursor)
         last, link = self.outbox.evicted.get(stated.stream, (0, None))
-        kept = link if stated.seq == last else self.streams.primed(stated.stream, stated.seq)
+        kept = self.streams.primed(stated.stream, stated.seq)
+        if kept is None and stated.seq == last:
+            kept = link
         if stated.seq < last or (kept is None and stated is not START):
             return self._prove(cursor)
         return self._match_link(cursor, kept)
@@ -592,7 +594,8 @@ class Session:
         self.idle_since = now
         unproven = self._prove(input.cursor)
         if unproven is not None:
-            if connection is not None:
+            # An ack that lags behind the floor is late, not wrong: what the socket still has to write decides.
+            if connection is not None and unproven.refusal.reason is not Reason.CURSOR_EVICTED:
                 connection.close = unproven.refusal.row.close
             return [unproven]
         seq = input.cursor.stated.seq

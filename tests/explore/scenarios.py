@@ -1,0 +1,165 @@
+"""What is explored: a few small worlds, each about one thing, which together cover §11.
+
+Every scenario is explored to its end. `DEEP` widens the same ones.
+"""
+
+from __future__ import annotations
+
+from dataclasses import replace
+from typing import Final
+
+from gapless.protocol.session import View
+from gapless.protocol.settings import Limits
+from tests.explore.world import Scenario
+
+__all__ = ["DEEP", "DEFAULT"]
+
+_ONE: Final = {"steps": 1}
+_TWO: Final = {"steps": 2}
+_SSE: Final = {"policy": "never"}
+
+_NETWORK: Final = frozenset({"break", "lose"})
+_BURNED: Final = frozenset({"session-superseded", "non-resumable-boundary"})
+
+DEFAULT: Final = (
+    # The door, with feeds and commits that take their time.
+    Scenario("one step", _ONE, before=1, emits=2, faults=1),
+    Scenario("two steps", _TWO, before=1, emits=1, faults=1),
+    # Two faults, at any two moments.
+    Scenario("one step, two faults", _ONE, before=1, emits=1, faults=2, prompt=True),
+    Scenario("two steps, two faults", _TWO, before=2, emits=0, faults=2, prompt=True),
+    Scenario(
+        "one step, late requests", _ONE, before=1, emits=0, faults=2, kinds=_NETWORK | {"delay"}, prompt=True
+    ),
+    Scenario(
+        "two steps, late and doubled requests",
+        _TWO,
+        before=1,
+        emits=0,
+        faults=2,
+        kinds=frozenset({"lose", "delay", "duplicate"}),
+        prompt=True,
+    ),
+    Scenario("one step, eaten", _ONE, before=1, emits=1, faults=2, kinds=frozenset({"eat", "break"}), prompt=True),
+    Scenario(
+        "two steps, eaten",
+        _TWO,
+        before=1,
+        emits=1,
+        faults=1,
+        kinds=frozenset({"eat"}),
+        ends=frozenset({"upgrade-unavailable"}),
+    ),
+    # Retention.
+    Scenario(
+        "eviction at the limit",
+        _ONE,
+        limits=Limits(retain_events=2),
+        before=1,
+        emits=2,
+        acks=True,
+        slow=True,
+        ends=frozenset({"cursor-evicted"}),
+    ),
+    Scenario(
+        "eviction by age",
+        _ONE,
+        limits=Limits(retain_seconds=5.0),
+        before=1,
+        emits=2,
+        ages=1,
+        acks=True,
+        prompt=True,
+        ends=frozenset({"cursor-evicted"}),
+    ),
+    Scenario(
+        "eviction and a fault",
+        _SSE,
+        limits=Limits(retain_events=2),
+        before=1,
+        emits=3,
+        faults=1,
+        acks=True,
+        prompt=True,
+        ends=frozenset({"cursor-evicted"}),
+    ),
+    # Messages.
+    Scenario(
+        "requests by POST", _SSE, emits=0, asks=2, faults=1, kinds=_NETWORK | {"duplicate", "delay"}, prompt=True
+    ),
+    Scenario(
+        "requests by POST, two faults", _SSE, emits=0, asks=1, faults=2, kinds=_NETWORK | {"duplicate"}, prompt=True
+    ),
+    Scenario(
+        "requests across the door",
+        _ONE,
+        before=1,
+        emits=0,
+        asks=1,
+        faults=1,
+        kinds=_NETWORK | {"duplicate", "delay"},
+        prompt=True,
+    ),
+    # Ends.
+    Scenario(
+        "the session ends",
+        _ONE,
+        before=1,
+        emits=0,
+        asks=1,
+        closes=1,
+        ends=frozenset({"session-expired", "session-ended"}),
+    ),
+    Scenario(
+        "the server restarts",
+        _ONE,
+        before=1,
+        emits=0,
+        asks=1,
+        faults=1,
+        kinds=frozenset({"restart"}),
+        prompt=True,
+        ends=frozenset({"backend-lost"}),
+    ),
+    Scenario(
+        "the client restarts", _ONE, before=1, emits=0, asks=1, faults=1, kinds=frozenset({"crash"}), prompt=True
+    ),
+    # A second, naive client with the same token.
+    Scenario("a sibling resumes", _TWO, before=1, emits=0, siblings=("resume",), ends=_BURNED),
+    Scenario(
+        "siblings, bound",
+        _ONE,
+        before=1,
+        emits=1,
+        siblings=("handshake", "resume"),
+        prompt=True,
+    ),
+    Scenario("a sibling negotiates", _TWO, before=1, emits=1, siblings=("negotiate",), prompt=True, ends=_BURNED),
+    Scenario("a sibling negotiates below U", _TWO, before=1, emits=1, siblings=("negotiate from the start",)),
+    Scenario(
+        "siblings without a cursor of their own",
+        _TWO,
+        before=1,
+        emits=0,
+        siblings=("resume without a cursor", "resume at a server position", "resume at a forged cursor"),
+        prompt=True,
+        ends=_BURNED,
+    ),
+    # The stream view.
+    Scenario("streams", view=View.STREAM, emits=1, asks=1, faults=1, kinds=_NETWORK | {"delay"}, prompt=True),
+    Scenario(
+        "streams and eviction",
+        view=View.STREAM,
+        limits=Limits(retain_events=1),
+        emits=1,
+        asks=1,
+        faults=1,
+        kinds=frozenset({"break"}),
+        prompt=True,
+        ends=frozenset({"cursor-evicted"}),
+    ),
+)
+"""What `make test` explores."""
+
+DEEP: Final = tuple(replace(s, emits=s.emits + 1, prompt=False) for s in DEFAULT)
+"""What `make explore` explores."""
