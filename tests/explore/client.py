@@ -77,7 +77,7 @@ class Peers:
 
     def machine(self, **more: Any) -> Client:
         """A new machine, of a new process."""
-        return Client(**{"nonce": "n", "retry": RETRY} | self.options | more)
+        return Client(**{"nonce": "n1-", "retry": RETRY} | self.options | more)
 
     def intern(self, peer: Peer) -> Peer:
         """The one client in this state."""
@@ -273,7 +273,7 @@ class Peer:
     def _on_crash(self) -> list[Effect]:
         """The process dies; the next one goes on from the saved cursor (C4)."""
         self.process += 1
-        self.machine = self.peers.machine(session="s", cursor=self.saved)
+        self.machine = self.peers.machine(nonce=f"n{self.process}-", session="s", cursor=self.saved)
         self.machine.limits = self.peers.limits.advertised_limits()
         self.seen, self.link, self.hand = self.saved.seq, self.saved.link, None
         self.asked, self.replied = (), frozenset()

@@ -19,7 +19,7 @@ _TWO: Final = {"steps": 2}
 _SSE: Final = {"policy": "never"}
 
 _NETWORK: Final = frozenset({"break", "lose"})
-_BURNED: Final = frozenset({"session-superseded", "non-resumable-boundary"})
+_BURNED: Final = frozenset({"session-superseded"})
 
 DEFAULT: Final = (
     # The door, with feeds and commits that take their time.
@@ -40,7 +40,9 @@ DEFAULT: Final = (
         kinds=frozenset({"lose", "delay", "duplicate"}),
         prompt=True,
     ),
-    Scenario("one step, eaten", _ONE, before=1, emits=1, faults=2, kinds=frozenset({"eat", "break"}), prompt=True),
+    Scenario(
+        "one step, eaten", _ONE, before=1, emits=1, faults=2, kinds=frozenset({"eat", "break"}), prompt=True
+    ),
     Scenario(
         "two steps, eaten",
         _TWO,
@@ -85,10 +87,22 @@ DEFAULT: Final = (
     ),
     # Messages.
     Scenario(
-        "requests by POST", _SSE, emits=0, asks=2, faults=1, kinds=_NETWORK | {"duplicate", "delay"}, prompt=True
+        "requests by POST",
+        _SSE,
+        emits=0,
+        asks=2,
+        faults=1,
+        kinds=_NETWORK | {"duplicate", "delay"},
+        prompt=True,
     ),
     Scenario(
-        "requests by POST, two faults", _SSE, emits=0, asks=1, faults=2, kinds=_NETWORK | {"duplicate"}, prompt=True
+        "requests by POST, two faults",
+        _SSE,
+        emits=0,
+        asks=1,
+        faults=2,
+        kinds=_NETWORK | {"duplicate"},
+        prompt=True,
     ),
     Scenario(
         "requests across the door",
@@ -122,7 +136,25 @@ DEFAULT: Final = (
         ends=frozenset({"backend-lost"}),
     ),
     Scenario(
-        "the client restarts", _ONE, before=1, emits=0, asks=1, faults=1, kinds=frozenset({"crash"}), prompt=True
+        "the client restarts",
+        _ONE,
+        before=1,
+        emits=0,
+        asks=1,
+        faults=1,
+        kinds=frozenset({"crash"}),
+        prompt=True,
+    ),
+    Scenario(
+        "the client restarts, two steps",
+        _TWO,
+        before=1,
+        emits=1,
+        faults=1,
+        kinds=frozenset({"crash"}),
+        prompt=True,
+        # A process that does not know that it was at the door resumes at the boundary (B1).
+        ends=frozenset({"non-resumable-boundary"}),
     ),
     # A second, naive client with the same token.
     Scenario("a sibling resumes", _TWO, before=1, emits=0, siblings=("resume",), ends=_BURNED),
@@ -130,11 +162,15 @@ DEFAULT: Final = (
         "siblings, bound",
         _ONE,
         before=1,
-        emits=1,
+        emits=0,
+        faults=1,
+        kinds=frozenset({"late"}),
         siblings=("handshake", "resume"),
         prompt=True,
     ),
-    Scenario("a sibling negotiates", _TWO, before=1, emits=1, siblings=("negotiate",), prompt=True, ends=_BURNED),
+    Scenario(
+        "a sibling negotiates", _TWO, before=1, emits=1, siblings=("negotiate",), prompt=True, ends=_BURNED
+    ),
     Scenario("a sibling negotiates below U", _TWO, before=1, emits=1, siblings=("negotiate from the start",)),
     Scenario(
         "siblings without a cursor of their own",
@@ -161,5 +197,36 @@ DEFAULT: Final = (
 )
 """What `make test` explores."""
 
-DEEP: Final = tuple(replace(s, emits=s.emits + 1, prompt=False) for s in DEFAULT)
+
+def _deeper(scenario: Scenario) -> Scenario:
+    """The same with one event more, and feeds that take their time, or with one fault more."""
+    if scenario.prompt:
+        return replace(scenario, prompt=False, name=f"{scenario.name}, slow feeds")
+    return replace(scenario, emits=scenario.emits + 1, name=f"{scenario.name}, one event more")
+
+
+DEEP: Final = (
+    *map(_deeper, DEFAULT),
+    Scenario("one step, two faults, slow feeds, commits and events", _ONE, before=1, emits=2, faults=2),
+    Scenario("two steps, two faults, slow feeds, commits and events", _TWO, before=1, emits=1, faults=2),
+    Scenario(
+        "requests across the door, two faults",
+        _ONE,
+        before=1,
+        emits=0,
+        asks=1,
+        faults=2,
+        kinds=_NETWORK | {"duplicate", "delay", "late"},
+        prompt=True,
+    ),
+    Scenario(
+        "streams, two faults",
+        view=View.STREAM,
+        emits=1,
+        asks=1,
+        faults=2,
+        kinds=_NETWORK,
+        prompt=True,
+    ),
+)
 """What `make explore` explores."""

@@ -495,7 +495,9 @@ class Server:
                         self._check_stated(cursor, floor, committed)
                 case Refused(refusal) if refusal.reason is Reason.CURSOR_EVICTED:
                     if cursor is not None and self._first_evicted(cursor, floor) is None:
-                        raise Violation(f"C5, M4: {cursor.stated} is refused as evicted, and nothing after it is")
+                        raise Violation(
+                            f"C5, M4: {cursor.stated} is refused as evicted, and nothing after it is"
+                        )
                 case _:
                     pass
         if isinstance(input, Acked) and input.connection is not None and effects:
@@ -792,6 +794,10 @@ class Server:
             raise Violation("§6: bound, but no socket holds the session")
         if live and not bound and session.door.state is not SessionState.TERMINATED:
             raise Violation("B7, B8: a socket may write, but holds nothing")
+        if session.reason is not None and self.committed == session.outbox.head:
+            unsettled = set(self.handed) - {_peek(t.data).id for t in self.history if t.event == "message"}
+            if unsettled:
+                raise Violation(f"L7: the session is over, and requests {unsettled} were never settled")
         if session.door.state in _PASSING and self.committed == session.outbox.head:
             for conn in self.attached:
                 delivery = session.connections[ConnectionId(conn)]

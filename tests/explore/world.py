@@ -369,7 +369,9 @@ class Universe:
                     f"the log holds {server.committed}"
                 )
             if client.quiet and client.seen != client.anchor:
-                raise Violation(f"§11.2: nothing is in flight, {client.anchor} arrived, {client.seen} was seen")
+                raise Violation(
+                    f"§11.2: nothing is in flight, {client.anchor} arrived, {client.seen} was seen"
+                )
             if delivery.gate is not None and client.quiet and client.phase in (Phase.BRIDGING, Phase.BOUND):
                 raise Violation(
                     f"§11.5: the server waits for an ack of {delivery.gate}, the client for events"

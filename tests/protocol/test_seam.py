@@ -51,13 +51,13 @@ def _buffer(*numbers: int) -> dict[int, dict[str, Any]]:
 
 
 @pytest.mark.rule("U1", "U3")
-def test_seed_000_events_11_to_13_are_not_lost_by_an_unquiesced_upgrade() -> None:
+def test_first_report_events_11_to_13_are_not_lost_by_an_unquiesced_upgrade() -> None:
     session = McpSession("s", 10, _buffer(*range(1, 14)))
     assert session.migrate_to_websocket(10) == [{"n": 11}, {"n": 12}, {"n": 13}]
 
 
 @pytest.mark.rule("U1", "C5")
-def test_seed_000_an_evicted_gap_is_refused() -> None:
+def test_first_report_an_evicted_gap_is_refused() -> None:
     session = McpSession("s", 10, _buffer(14, 15))
     with pytest.raises(SessionMigrationGapError, match="cannot cover the gap"):
         session.migrate_to_websocket(10)
@@ -65,33 +65,33 @@ def test_seed_000_an_evicted_gap_is_refused() -> None:
 
 @pytest.mark.parametrize("held", [(12, 13), (11, 13), (13,), (9, 10, 11, 13)])
 @pytest.mark.rule("U1")
-def test_seed_000_a_gap_with_any_hole_is_refused(held: tuple[int, ...]) -> None:
+def test_first_report_a_gap_with_any_hole_is_refused(held: tuple[int, ...]) -> None:
     with pytest.raises(SessionMigrationGapError):
         McpSession("s", 10, _buffer(*held)).migrate_to_websocket(10)
 
 
 @pytest.mark.parametrize("echoed", [11, 13, 9, 0, 14])
 @pytest.mark.rule("C2", "C4")
-def test_seed_000_an_echoed_cursor_is_refused(echoed: int) -> None:
+def test_first_report_an_echoed_cursor_is_refused(echoed: int) -> None:
     session = McpSession("s", 10, _buffer(*range(1, 14)))
     with pytest.raises(SessionMigrationGapError, match="echoing a position"):
         session.migrate_to_websocket(echoed)
 
 
 @pytest.mark.rule("U1", "U3")
-def test_seed_000_a_quiescent_session_migrates_with_an_empty_gap() -> None:
+def test_first_report_a_quiescent_session_migrates_with_an_empty_gap() -> None:
     assert McpSession("s", 13, _buffer(*range(1, 14))).migrate_to_websocket(13) == []
     assert McpSession("s", 0, {}).migrate_to_websocket(0) == []
 
 
 @pytest.mark.rule("U1")
-def test_seed_000_what_was_evicted_below_the_cursor_does_not_matter() -> None:
+def test_first_report_what_was_evicted_below_the_cursor_does_not_matter() -> None:
     session = McpSession("s", 10, _buffer(11, 12, 13))
     assert session.migrate_to_websocket(10) == [{"n": 11}, {"n": 12}, {"n": 13}]
 
 
 @pytest.mark.rule("C4")
-def test_seed_000_a_session_knows_what_it_was_given_and_what_it_emitted_last() -> None:
+def test_first_report_a_session_knows_what_it_was_given_and_what_it_emitted_last() -> None:
     buffer = _buffer(3, 4)
     session = McpSession("token", 2, buffer)
     assert (session.session_id, session.last_ack_id, session.replay_buffer) == ("token", 2, buffer)
@@ -112,7 +112,7 @@ def _reported_migration(last_ack_id: int, replay_buffer: dict[int, Any], client_
 
 @pytest.mark.rule("U1")
 @given(st.integers(0, 6), st.sets(st.integers(1, 6)), st.integers(0, 8))
-def test_seed_000_every_migration_is_decided_as_reported(ack: int, held: set[int], cursor: int) -> None:
+def test_first_report_every_migration_is_decided_as_reported(ack: int, held: set[int], cursor: int) -> None:
     buffer = _buffer(*held)
     ours = outcome(lambda: McpSession("s", ack, buffer).migrate_to_websocket(cursor))
     assert ours == outcome(lambda: _reported_migration(ack, buffer, cursor))
@@ -122,33 +122,33 @@ def test_seed_000_every_migration_is_decided_as_reported(ack: int, held: set[int
 
 
 @pytest.mark.rule("U2")
-def test_seed_001_a_101_without_a_cursor_is_refused() -> None:
+def test_second_report_a_101_without_a_cursor_is_refused() -> None:
     """Events 48 to 51 were skipped for good: the client could not know that they existed."""
     with pytest.raises(CursorDiscontinuityError, match="carries no cursor"):
         negotiate_upgrade(47, 52, False, 0)
 
 
 @pytest.mark.rule("U2")
-def test_seed_001_a_101_with_the_cursor_tells_where_the_websocket_starts() -> None:
+def test_second_report_a_101_with_the_cursor_tells_where_the_websocket_starts() -> None:
     assert negotiate_upgrade(47, 52, True, 40) == 52
 
 
 @pytest.mark.rule("U2")
-def test_seed_001_a_cursor_computed_before_the_drain_is_behind_the_client_and_refused() -> None:
+def test_second_report_a_cursor_computed_before_the_drain_is_behind_the_client_and_refused() -> None:
     """The stale echo: by the time it is read the client has processed more than it claims."""
     with pytest.raises(CursorDiscontinuityError, match="lies behind"):
         negotiate_upgrade(50, 47, True, 0)
 
 
 @pytest.mark.rule("U1", "C5")
-def test_seed_001_a_fallback_that_would_lose_events_is_refused() -> None:
+def test_second_report_a_fallback_that_would_lose_events_is_refused() -> None:
     with pytest.raises(CursorDiscontinuityError, match="evicted"):
         negotiate_upgrade(47, 52, True, 48)
     assert negotiate_upgrade(47, 52, True, 47) == 52, "the floor itself is covered"
 
 
 @pytest.mark.rule("U6")
-def test_seed_001_after_a_426_sse_resumes() -> None:
+def test_second_report_after_a_426_sse_resumes() -> None:
     """Nothing changed by the refusal: the session is where it was, and serves."""
     session = Session("token", SSE)
     assert resume_sse_stream(session, 47) is SSE
@@ -163,7 +163,7 @@ def _reported_negotiation(prior: int, committed: int, echo: bool, floor: int) ->
 
 @pytest.mark.rule("U2")
 @given(st.integers(0, 5), st.integers(0, 5), st.booleans(), st.integers(0, 5))
-def test_seed_001_every_negotiation_is_decided_as_reported(
+def test_second_report_every_negotiation_is_decided_as_reported(
     prior: int, committed: int, echo: bool, floor: int
 ) -> None:
     ours = outcome(lambda: negotiate_upgrade(prior, committed, echo, floor))
@@ -175,7 +175,7 @@ def test_seed_001_every_negotiation_is_decided_as_reported(
 
 @pytest.mark.parametrize("cursor", [51, 52, 2**63 - 1])
 @pytest.mark.rule("B1")
-def test_seed_004_an_idle_stream_at_the_boundary_is_an_end_instead(cursor: int) -> None:
+def test_third_report_an_idle_stream_at_the_boundary_is_an_end_instead(cursor: int) -> None:
     session = Session("token", PENDING, upgrade_event_id=51)
     with pytest.raises(NonResumableUpgradeBoundaryError, match="burned"):
         resume_sse_stream(session, cursor)
@@ -183,7 +183,7 @@ def test_seed_004_an_idle_stream_at_the_boundary_is_an_end_instead(cursor: int) 
 
 
 @pytest.mark.rule("B1", "B4", "U7")
-def test_seed_004_a_second_upgrade_accepted_is_never_minted_for_a_stream_without_a_cursor() -> None:
+def test_third_report_a_second_upgrade_accepted_is_never_minted_for_a_stream_without_a_cursor() -> None:
     session = Session("token", PENDING, upgrade_event_id=51)
     with pytest.raises(NonResumableUpgradeBoundaryError):
         resume_sse_stream(session, None)
@@ -196,14 +196,14 @@ def test_seed_004_a_second_upgrade_accepted_is_never_minted_for_a_stream_without
 
 @pytest.mark.parametrize("cursor", [0, 1, 50])
 @pytest.mark.rule("B2")
-def test_seed_004_a_resume_below_the_upgrade_is_safe(cursor: int) -> None:
+def test_third_report_a_resume_below_the_upgrade_is_safe(cursor: int) -> None:
     session = Session("token", PENDING, upgrade_event_id=51)
     assert resume_sse_stream(session, cursor) is PENDING
     assert session.state is PENDING
 
 
 @pytest.mark.rule("B6")
-def test_seed_004_a_bound_session_serves_no_stream_and_is_not_burned_by_one() -> None:
+def test_third_report_a_bound_session_serves_no_stream_and_is_not_burned_by_one() -> None:
     session = Session("token", BOUND, upgrade_event_id=51, handshake_complete=True)
     with pytest.raises(NonResumableUpgradeBoundaryError, match="bound to a WebSocket"):
         resume_sse_stream(session, 60)
@@ -211,7 +211,7 @@ def test_seed_004_a_bound_session_serves_no_stream_and_is_not_burned_by_one() ->
 
 
 @pytest.mark.rule("B7")
-def test_seed_004_after_the_socket_the_upgrade_is_history() -> None:
+def test_third_report_after_the_socket_the_upgrade_is_history() -> None:
     session = Session("token", SSE, upgrade_event_id=51, handshake_complete=True)
     for cursor in (None, 50, 51, 60):
         assert resume_sse_stream(session, cursor) is SSE
@@ -226,7 +226,7 @@ def test_seed_004_after_the_socket_the_upgrade_is_history() -> None:
     ],
 )
 @pytest.mark.rule("B1")
-def test_seed_004_where_one_of_the_three_conditions_fails_resuming_is_safe(session: Session) -> None:
+def test_third_report_where_one_of_the_three_conditions_fails_resuming_is_safe(session: Session) -> None:
     state = session.state
     assert resume_sse_stream(session, 51) is state
     assert session.state is state
@@ -253,7 +253,7 @@ def _reported_resume(session: Session, last_event_id: int | None) -> SessionStat
     st.booleans(),
     st.none() | st.integers(0, 5),
 )
-def test_seed_004_every_resume_is_decided_as_reported(
+def test_third_report_every_resume_is_decided_as_reported(
     state: SessionState, event: int | None, complete: bool, cursor: int | None
 ) -> None:
     ours, theirs = Session("t", state, event, complete), Session("t", state, event, complete)

@@ -39,7 +39,7 @@ async def _drained(session: Session, upto: int) -> tuple[EventStream, list[str]]
 @on_both_servers
 @pytest.mark.parametrize("steps", [1, 2])
 @pytest.mark.rule("U1", "U3", "U4")
-async def test_seed_000_events_11_to_13_are_not_lost_by_an_unquiesced_upgrade(
+async def test_first_report_events_11_to_13_are_not_lost_by_an_unquiesced_upgrade(
     serve: Serve, steps: int
 ) -> None:
     """Emitted while the client is between its streams, and it asks for the door instead of the rest."""
@@ -63,7 +63,7 @@ async def test_seed_000_events_11_to_13_are_not_lost_by_an_unquiesced_upgrade(
 @on_both_servers
 @pytest.mark.parametrize("steps", [1, 2])
 @pytest.mark.rule("U1", "L4", "C5")
-async def test_seed_000_an_evicted_gap_is_refused_and_never_a_success(serve: Serve, steps: int) -> None:
+async def test_first_report_an_evicted_gap_is_refused_and_never_a_success(serve: Serve, steps: int) -> None:
     server = await serve(retain_events=2)
     session = await server.started()
     await session.backend.say(*(note(str(n)) for n in range(1, 3)))
@@ -77,7 +77,7 @@ async def test_seed_000_an_evicted_gap_is_refused_and_never_a_success(serve: Ser
 
 @on_both_servers
 @pytest.mark.rule("C1", "C2", "C3")
-async def test_seed_000_an_echoed_cursor_is_refused(serve: Serve) -> None:
+async def test_first_report_an_echoed_cursor_is_refused(serve: Serve) -> None:
     """A client that states a position it was told, not an event it has: no form of it is accepted."""
     server = await serve()
     session = await server.started()
@@ -102,7 +102,7 @@ async def _echo_of(session: Session) -> tuple[list[tuple[str, str]], list[str]]:
 
 @on_both_servers
 @pytest.mark.rule("C2")
-async def test_seed_000_no_header_of_an_event_stream_tells_an_event_id(serve: Serve) -> None:
+async def test_first_report_no_header_of_an_event_stream_tells_an_event_id(serve: Serve) -> None:
     server = await serve()
     session = await server.started()
     await session.backend.say(note("one"), note("two"))
@@ -118,7 +118,7 @@ async def test_seed_000_no_header_of_an_event_stream_tells_an_event_id(serve: Se
 
 @on_both_servers
 @pytest.mark.rule("U2", "U3")
-async def test_seed_001_a_101_carries_the_cursor_and_48_to_51_are_delivered(serve: Serve) -> None:
+async def test_second_report_a_101_carries_the_cursor_and_48_to_51_are_delivered(serve: Serve) -> None:
     """Emitted to a sibling stream while the handshake is on its way."""
     server = await serve()
     session = await server.started()
@@ -141,7 +141,7 @@ async def test_seed_001_a_101_carries_the_cursor_and_48_to_51_are_delivered(serv
 
 @on_both_servers
 @pytest.mark.rule("U2", "U3", "U4")
-async def test_seed_001_the_cursor_is_what_is_committed_at_the_commit_point_not_before(
+async def test_second_report_the_cursor_is_what_is_committed_at_the_commit_point_not_before(
     serve: Serve,
 ) -> None:
     """Events keep coming throughout; the echo is exact, whatever came between request and answer."""
@@ -176,7 +176,7 @@ async def test_seed_001_the_cursor_is_what_is_committed_at_the_commit_point_not_
 
 
 @pytest.mark.rule("U2", "L2", "L8")
-async def test_seed_001_what_arrives_while_the_101_is_being_committed_is_above_its_cursor(
+async def test_second_report_what_arrives_while_the_101_is_being_committed_is_above_its_cursor(
     serve: Serve,
 ) -> None:
     log = Fragile()
@@ -197,7 +197,7 @@ async def test_seed_001_what_arrives_while_the_101_is_being_committed_is_above_i
 
 @on_both_servers
 @pytest.mark.rule("U6")
-async def test_seed_001_after_a_426_sse_resumes(serve: Serve) -> None:
+async def test_second_report_after_a_426_sse_resumes(serve: Serve) -> None:
     """The one that worked: the stream was closed in anticipation, and the upgrade refused."""
     server = await serve()
     session = await server.started()
@@ -215,7 +215,7 @@ async def test_seed_001_after_a_426_sse_resumes(serve: Serve) -> None:
 
 
 @pytest.mark.rule("C1")
-async def test_seed_001_a_bare_47_is_refused(server: Server) -> None:
+async def test_second_report_a_bare_47_is_refused(server: Server) -> None:
     session = await server.started()
     await session.backend.say(*(note(str(n)) for n in range(1, 53)))
     assert (await session.get("47")).reason == (400, "malformed")
@@ -227,7 +227,7 @@ async def test_seed_001_a_bare_47_is_refused(server: Server) -> None:
 
 @on_both_servers
 @pytest.mark.rule("B1", "B5")
-async def test_seed_004_there_is_no_idle_stream_at_the_boundary(serve: Serve) -> None:
+async def test_third_report_there_is_no_idle_stream_at_the_boundary(serve: Serve) -> None:
     """A reset between `upgrade-accepted` and the handshake, and a resume with the ID of that event."""
     server = await serve()
     session = await server.started()
@@ -244,7 +244,7 @@ async def test_seed_004_there_is_no_idle_stream_at_the_boundary(serve: Serve) ->
 
 @on_both_servers
 @pytest.mark.rule("B1", "U7", "U8", "S3")
-async def test_seed_004_no_second_upgrade_accepted_is_ever_minted(serve: Serve) -> None:
+async def test_third_report_no_second_upgrade_accepted_is_ever_minted(serve: Serve) -> None:
     """Not by a stream without a cursor, nor by another POST, nor by handshakes."""
     server = await serve()
     session = await server.started()
@@ -264,7 +264,7 @@ async def test_seed_004_no_second_upgrade_accepted_is_ever_minted(serve: Serve) 
 
 @on_both_servers
 @pytest.mark.rule("B3", "U7")
-async def test_seed_004_the_handshake_itself_still_completes_within_that_window(serve: Serve) -> None:
+async def test_third_report_the_handshake_itself_still_completes_within_that_window(serve: Serve) -> None:
     """A reset before the handshake costs nothing if the client repeats that, and not the stream."""
     server = await serve()
     session = await server.started()
@@ -280,7 +280,7 @@ async def test_seed_004_the_handshake_itself_still_completes_within_that_window(
 
 @on_both_servers
 @pytest.mark.rule("B6", "B7")
-async def test_seed_004_after_a_completed_handshake_resuming_is_safe(serve: Serve) -> None:
+async def test_third_report_after_a_completed_handshake_resuming_is_safe(serve: Serve) -> None:
     """A live socket refuses a second reader; once it is gone SSE resumes, at U as anywhere."""
     server = await serve()
     session = await server.started()
@@ -297,7 +297,7 @@ async def test_seed_004_after_a_completed_handshake_resuming_is_safe(serve: Serv
 
 
 @pytest.mark.rule("B1", "B4", "B5", "S2", "S5")
-async def test_seed_004_injected_resets_end_in_a_socket_or_an_explicit_end_never_in_silence(
+async def test_third_report_injected_resets_end_in_a_socket_or_an_explicit_end_never_in_silence(
     server: Server,
 ) -> None:
     """Whatever a client does next after losing its connection at U, it is told something at once."""

@@ -594,7 +594,7 @@ class Session:
         self.idle_since = now
         unproven = self._prove(input.cursor)
         if unproven is not None:
-            # An ack that lags behind the floor is late, not wrong: what the socket still has to write decides.
+            # Below the floor it is late, not wrong: what the socket still has to write decides (L3).
             if connection is not None and unproven.refusal.reason is not Reason.CURSOR_EVICTED:
                 connection.close = unproven.refusal.row.close
             return [unproven]

@@ -127,16 +127,15 @@ class Link:
                     if self._stripping:
                         data = _HOP_BY_HOP.sub(b"", data)
                         self._stripping = False
-                cut = self._spring(direction, data)
-                if cut is not None:
-                    data = cut
+                data, actions = self._spring(direction, data)
                 await self._gates[direction].wait()
-                if direction in self._swallowed or not data:
-                    continue
                 if not self.open:
                     return
-                writer.write(data)
-                await writer.drain()
+                if direction not in self._swallowed:
+                    writer.write(data)
+                    await writer.drain()
+                for action in actions:
+                    action(self)
             if direction not in self._swallowed and self.open and writer.can_write_eof():
                 writer.write_eof()
         except (OSError, RuntimeError):
@@ -153,22 +152,20 @@ class Link:
             self.request = line.decode("latin-1").removesuffix(" HTTP/1.1") + (" upgrade" if upgrade else "")
             self._requested(self)
 
-    def _spring(self, direction: Direction, data: bytes) -> bytes | None:
-        """Spring the traps that this chunk completes; what of it is still to be forwarded, `None` for all."""
-        for trap in list(self._traps):
-            if trap.direction is not direction:
-                continue
+    def _spring(self, direction: Direction, data: bytes) -> tuple[bytes, list[Callable[[Link], None]]]:
+        """The traps that this chunk springs: what of it still passes, and what is to be done then."""
+        actions: list[Callable[[Link], None]] = []
+        for trap in [trap for trap in self._traps if trap.direction is direction]:
             text = trap.seen + data
             at = text.find(trap.pattern)
             if at < 0:
                 trap.seen = text[-len(trap.pattern) :]
                 continue
             self._traps.remove(trap)
+            actions.append(trap.action)
             if trap.before:
-                trap.action(self)
-                return data[: max(0, at - len(trap.seen))]
-            asyncio.get_running_loop().call_soon(trap.action, self)
-        return None
+                return data[: max(0, at - len(trap.seen))], actions
+        return data, actions
 
 
 class FaultProxy:
