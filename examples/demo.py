@@ -272,7 +272,7 @@ async def verdict(stories: list[Story], log_url: str, console: Console) -> bool:
 
 
 async def main() -> int:
-    console = Console()
+    console = Console(width=None if sys.stdout.isatty() else 110)
     stage = Stage(console)
     with tempfile.TemporaryDirectory() as folder:
         log_url = f"sqlite:///{Path(folder) / 'demo.db'}"

@@ -16,6 +16,7 @@ from gapless.protocol.moves import (
     Get,
     Input,
     Knock,
+    Move,
     Negotiate,
     Offered,
     Opened,
@@ -269,6 +270,9 @@ class Peer:
         self.asked += (id,)
         data = request(id)
         return self._put(Submit(data, peek(data)))
+
+    def _on_move(self) -> list[Effect]:
+        return self._put(Move())
 
     def _on_crash(self) -> list[Effect]:
         """The process dies; the next one goes on from the saved cursor (C4)."""

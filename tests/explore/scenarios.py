@@ -40,9 +40,7 @@ DEFAULT: Final = (
         kinds=frozenset({"lose", "delay", "duplicate"}),
         prompt=True,
     ),
-    Scenario(
-        "one step, eaten", _ONE, before=1, emits=1, faults=2, kinds=frozenset({"eat", "break"}), prompt=True
-    ),
+    Scenario("one step, eaten", _ONE, before=1, emits=1, faults=1, kinds=frozenset({"eat"})),
     Scenario(
         "two steps, eaten",
         _TWO,
@@ -154,7 +152,16 @@ DEFAULT: Final = (
         kinds=frozenset({"crash"}),
         prompt=True,
         # A process that does not know that it was at the door resumes at the boundary (B1).
-        ends=frozenset({"non-resumable-boundary"}),
+        ends=frozenset({"non-resumable-boundary", "session-superseded"}),
+    ),
+    Scenario(
+        "the application moves",
+        {"policy": "never", "steps": 2},
+        before=1,
+        emits=0,
+        faults=1,
+        moves=2,
+        prompt=True,
     ),
     # A second, naive client with the same token.
     Scenario("a sibling resumes", _TWO, before=1, emits=0, siblings=("resume",), ends=_BURNED),
@@ -169,7 +176,7 @@ DEFAULT: Final = (
         prompt=True,
     ),
     Scenario(
-        "a sibling negotiates", _TWO, before=1, emits=1, siblings=("negotiate",), prompt=True, ends=_BURNED
+        "a sibling negotiates", _TWO, before=0, emits=2, siblings=("negotiate",), prompt=True, ends=_BURNED
     ),
     Scenario("a sibling negotiates below U", _TWO, before=1, emits=1, siblings=("negotiate from the start",)),
     Scenario(
@@ -182,7 +189,15 @@ DEFAULT: Final = (
         ends=_BURNED,
     ),
     # The stream view.
-    Scenario("streams", view=View.STREAM, emits=1, asks=1, faults=1, kinds=_NETWORK | {"delay"}, prompt=True),
+    Scenario(
+        "streams",
+        view=View.STREAM,
+        emits=1,
+        asks=1,
+        faults=1,
+        kinds=frozenset({"break", "delay"}),
+        prompt=True,
+    ),
     Scenario(
         "streams and eviction",
         view=View.STREAM,
@@ -199,7 +214,7 @@ DEFAULT: Final = (
 
 
 def _deeper(scenario: Scenario) -> Scenario:
-    """The same with one event more, and feeds that take their time, or with one fault more."""
+    """The same with feeds that take their time; where they do already, with one event more."""
     if scenario.prompt:
         return replace(scenario, prompt=False, name=f"{scenario.name}, slow feeds")
     return replace(scenario, emits=scenario.emits + 1, name=f"{scenario.name}, one event more")

@@ -28,6 +28,7 @@ from gapless.protocol.moves import (
     Send,
     Settle,
 )
+from gapless.protocol.seam import SessionState
 from gapless.protocol.session import View
 from gapless.protocol.settings import Limits
 from tests.explore.client import Peer, Peers
@@ -55,13 +56,15 @@ FAULTS: Final = frozenset(
 )
 """What nobody can count on not happening; a bounded number of times."""
 
-UNSURE: Final = frozenset({"emit", "ask", "sibling", "end", "aged", "gone", "lost", "ack", "stray"})
+UNSURE: Final = frozenset({"emit", "ask", "sibling", "end", "aged", "move", "gone", "lost", "ack", "stray"})
 """What may happen but need not: nothing may depend on it to come to rest (§11.5).
 
 `gone` and `lost` are the server's and the client's transport noticing by themselves that a link is
 broken: a half-open connection may stay unnoticed for good. `stray` is a request that nobody waits
 for any more being handled.
 """
+
+_PENDING: Final = SessionState.UPGRADE_ACCEPTED_PENDING
 
 SENT, HELD, ANSWERED = "sent", "held", "answered"
 """An exchange's request is on its way; the server has it; its answer is on its way."""
@@ -112,6 +115,7 @@ class Left(NamedTuple):
     siblings: tuple[str, ...]
     ends: int
     ages: int
+    moves: int
 
 
 class World:
@@ -175,6 +179,7 @@ class Scenario:
     view: View = View.SESSION
     closes: int = 0
     ages: int = 0
+    moves: int = 0
     ends: frozenset[str] = frozenset()
     prompt: bool = False
     slow: bool = False
@@ -208,7 +213,7 @@ class Universe:
             server, _ = server.step("emit", NOTIFICATION)
             server, _ = server.step("commit")
         client, effects = self.peers.start()
-        left = Left(s.emits, s.asks, s.faults, s.siblings, s.closes, s.ages)
+        left = Left(s.emits, s.asks, s.faults, s.siblings, s.closes, s.ages, s.moves)
         world = World(self, server, client, (), (), left)
         return _Step(self, world).performing(effects).done()
 
@@ -239,6 +244,8 @@ class Universe:
             out.append(("end",))
         if left.ages:
             out.append(("aged",))
+        if left.moves:
+            out.append(("move",))
         for e in exchanges:
             if e.stage is SENT and (e.kind != "post" or server.ready(e.args[1])):
                 out.append(("handle" if e.owner not in _OTHERS else "stray", e.rid))
@@ -535,6 +542,11 @@ class _Step:
         self._left = self._left._replace(asks=self._left.asks - 1)
         self._act("ask")
 
+    def move(self) -> None:
+        """The application asks for the WebSocket, whatever the policy says."""
+        self._left = self._left._replace(moves=self._left.moves - 1)
+        self._act("move")
+
     def end(self) -> None:
         self._left = self._left._replace(ends=self._left.ends - 1)
         self._serve("end")
@@ -561,7 +573,12 @@ class _Step:
         taken = {*self._links, *self._server.numbers}
         first = _NUMBERS[e.kind]
         conn = next(n for n in range(first, first + 9) if n not in taken)
+        before = self._server.session.door.state
         self._serve("request", rid, conn, e.kind, *e.args)
+        burned = before is _PENDING and self._server.session.door.state is SessionState.TERMINATED
+        # A process that died at the door does not know, and may resume there (B1).
+        if burned and e.owner not in _OTHERS and (e.kind == "upgrade" or self._client.process == 1):
+            raise Violation("U9: the client itself burned the session, at the door it should go through")
 
     stray = handle
 
