@@ -11,7 +11,7 @@ from collections.abc import Coroutine
 from contextlib import suppress
 from dataclasses import replace
 from functools import cache
-from typing import Any, Final, NamedTuple, TypeVar
+from typing import Any, Final, NamedTuple, TypeVar, cast
 
 import msgspec
 
@@ -246,7 +246,7 @@ class Server:
         return [id for id in self.handed if id in open]
 
     def ready(self, messages: tuple[tuple[int, bytes], ...]) -> bool:
-        """Whether these messages can be taken now: a repeated number is compared with what is durable (L6)."""
+        """Whether these messages can be taken: a repeated number is compared with what is durable (L6)."""
         if self.commit is None and not self.session.dirty:
             return True
         return all(number > self.session.inbox.received for number, _ in messages[:1])
@@ -477,7 +477,7 @@ class Server:
         floor, head, committed = session.outbox.floor, session.outbox.head, self.committed
         effects = session.handle(input, 0.0)
         self.told.append(f"{input} → {effects}")
-        cursor = getattr(input, "cursor", None)
+        cursor = cast("Any", getattr(input, "cursor", None))
         for effect in effects:
             match effect:
                 case Serving(delivery, echo) if delivery.medium is Medium.SOCKET:
