@@ -11,7 +11,7 @@ from collections.abc import Coroutine
 from contextlib import suppress
 from dataclasses import replace
 from functools import cache
-from typing import Any, Final, NamedTuple, TypeVar, cast
+from typing import Any, Final, NamedTuple, TypeVar
 
 import msgspec
 
@@ -477,16 +477,18 @@ class Server:
         floor, head, committed = session.outbox.floor, session.outbox.head, self.committed
         effects = session.handle(input, 0.0)
         self.told.append(f"{input} → {effects}")
-        cursor = cast("Any", getattr(input, "cursor", None))
+        cursor: Any = getattr(input, "cursor", None)
         for effect in effects:
             match effect:
                 case Serving(delivery, echo) if delivery.medium is Medium.SOCKET:
+                    assert cursor is not None, "a handshake states its cursor"
                     self._check_stated(cursor, floor, committed)
                     if echo != session.outbox.head or delivery.gate != echo:
                         raise Violation(f"U2: the log is at {session.outbox.head}, the echo says {echo}")
                     self.gates[delivery.connection] = (echo, False)
                     self.pin, self.doors = (cursor.stated.seq, echo), session.outbox.head
                 case Offered():
+                    assert cursor is not None, "an upgrade states its cursor"
                     self._check_stated(cursor, floor, committed)
                     if session.outbox.head > head:
                         self.pin = (cursor.stated.seq, session.outbox.head)
