@@ -272,3 +272,14 @@ def test_a_413_to_a_body_of_several_blames_none_of_them_until_they_are_sent_sing
         assert [m.number for m in post.messages] == [number]
         hand.put(Received(post.attempt, number))
     assert not any(isinstance(e, Settle) for e in hand.effects)
+
+
+@pytest.mark.rule("U7", "U9", "B1")
+def test_at_somebodys_acceptance_no_new_negotiation_is_begun() -> None:
+    hand = Hand(Client("auto", steps=2))
+    hand.open()
+    body = b'{"negotiation":"another\'s","ticket":"theirs","url":"/x"}'
+    hand.arrive(hand.emit(body, "upgrade-accepted"))
+    hand.take()
+    assert not any(isinstance(e, Negotiate) for e in hand.effects), "at U that would burn the session"
+    assert hand.last(Knock).ticket == "theirs"

@@ -176,7 +176,14 @@ DEFAULT: Final = (
         prompt=True,
     ),
     Scenario(
-        "a sibling negotiates", _TWO, before=0, emits=2, siblings=("negotiate",), prompt=True, ends=_BURNED
+        "a sibling negotiates",
+        _TWO,
+        before=0,
+        emits=1,
+        moves=1,
+        siblings=("negotiate",),
+        prompt=True,
+        ends=_BURNED,
     ),
     Scenario("a sibling negotiates below U", _TWO, before=1, emits=1, siblings=("negotiate from the start",)),
     Scenario(

@@ -49,10 +49,6 @@ class Found(AssertionError):
     """A violation, with the shortest way to it."""
 
 
-HOOK = None
-WORLDS = []
-
-
 class _Graph:
     def __init__(self, universe: Any) -> None:
         self.universe = universe
@@ -109,20 +105,17 @@ def _explore(scenario: Scenario, universe: Any, most: int) -> Result:
             except Exception as error:
                 if not isinstance(error, Violation | AssertionError | KeyError):
                     raise
-                raise Found(_tell(graph, number, action, f"{type(error).__name__}: {error}")) from error
+                found = Found(_tell(graph, number, action, f"{type(error).__name__}: {error}"))
+                raise found from (None if isinstance(error, Violation) else error)
             if target is None:
                 if len(graph.seen) >= most:
                     raise Found(_tell(graph, number, action, f"{scenario.name}: more than {most} states"))
                 target = graph.add(key, number, action, universe.rests(after))
-                if HOOK:
-                    WORLDS.append(after)
                 queue.append((target, after))
             if target != number and action[0] not in FAULTS:
                 graph.sources.append(number)
                 graph.targets.append(target)
                 graph.sure.append(action[0] not in universe.unsure)
-    if HOOK:
-        HOOK(graph)
     longest = _check_liveness(graph)
     return Result(
         scenario.name,

@@ -485,12 +485,13 @@ class Server:
                     self._check_stated(cursor, floor, committed)
                     if echo != session.outbox.head or delivery.gate != echo:
                         raise Violation(f"U2: the log is at {session.outbox.head}, the echo says {echo}")
+                    assert cursor is not None
                     self.gates[delivery.connection] = (echo, False)
                     self.pin, self.doors = (cursor.stated.seq, echo), session.outbox.head
                 case Offered():
                     assert cursor is not None, "an upgrade states its cursor"
                     self._check_stated(cursor, floor, committed)
-                    if session.outbox.head > head:
+                    if session.outbox.head > head and cursor is not None:
                         self.pin = (cursor.stated.seq, session.outbox.head)
                 case Serving() | Stated():
                     if cursor is not None:

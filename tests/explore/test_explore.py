@@ -34,13 +34,10 @@ def test_together_the_scenarios_have_everything_happen() -> None:
     assert max(s.before + s.emits for s in DEFAULT) >= 4
 
 
+@pytest.mark.deep
 @pytest.mark.timeout(4 * 3600)
 @pytest.mark.parametrize("scenario", DEEP, ids=lambda scenario: scenario.name)
-def test_deeper_explorations_keep_it_too(
-    scenario: Scenario, request: pytest.FixtureRequest, capsys: pytest.CaptureFixture[str]
-) -> None:
-    if request.config.getoption("--explore-depth") != "deep":
-        pytest.skip("`make explore` runs these")
+def test_deeper_explorations_keep_it_too(scenario: Scenario, capsys: pytest.CaptureFixture[str]) -> None:
     result = explore(scenario, most=20_000_000)
     with capsys.disabled():
         print(f"\n  {result}", end="", flush=True)

@@ -351,8 +351,7 @@ def test_each_known_fault_is_found(mutant: Mutant, monkeypatch: Patch) -> None:
     assert told.startswith((f"Violation: {mutant.rule}:", f"{mutant.rule}:")), str(found.value)
 
 
+@pytest.mark.deep
 @pytest.mark.parametrize("mutant", MUTANTS, ids=lambda mutant: mutant.break_it.__name__)
-def test_without_it_nothing_is_found(mutant: Mutant, request: pytest.FixtureRequest) -> None:
-    if request.config.getoption("--explore-depth") != "deep":
-        pytest.skip("`make explore` runs these; `DEFAULT` has their like")
+def test_without_it_nothing_is_found(mutant: Mutant) -> None:
     explore(mutant.scenario)

@@ -234,7 +234,14 @@ class Client:
         return [Knock(self._new_attempt(), self.incoming.state(), self._ticket)]
 
     def _negotiate(self, now: float) -> list[Effect]:
-        """Ask in band; one nonce is outstanding until 101, `ticket-spent` or the end (U9)."""
+        """Ask in band; one nonce is outstanding until 101, `ticket-spent` or the end (U9).
+
+        Where the last event is somebody's acceptance, that is the door to go through: to ask again, at
+        or above it, would burn the session (U7, B1).
+        """
+        self._ticket = self._ticket_at_hand()
+        if self._ticket is not None:
+            return self._knock(now)
         self.phase = Phase.NEGOTIATING
         if self._outstanding is None:
             self._negotiations += 1
@@ -555,13 +562,20 @@ class Client:
             return []  # an answer or a timer decides
         last = self.incoming.last
         if last is not None and last.event == "upgrade-accepted" and self.policy != "never":
-            ticket = _text(read_object(last.data).get("ticket"))
+            ticket = self._ticket_at_hand()
             # Without a ticket the door has been passed: if that was our own handshake, whose answer
             # was lost, the stream is the way on, and the server finds the dead socket out (B6).
             if ticket is not None or (not self._door_shut and not self._door_failures):
                 self._ticket = ticket
                 return self._knock(now)  # U9
         return self._rest(Phase.LISTENING, None, now, "the event stream ended")
+
+    def _ticket_at_hand(self) -> str | None:
+        """The ticket of the acceptance that is the last event so far, if it is one."""
+        last = self.incoming.last
+        if last is None or last.event != "upgrade-accepted":
+            return None
+        return _text(read_object(last.data).get("ticket"))
 
     def _socket_closed(self, input: SocketClosed, now: float) -> list[Effect]:
         self.socket = None
