@@ -14,6 +14,7 @@ from gapless.protocol.moves import (
     Failed,
     Get,
     Knock,
+    Move,
     Negotiate,
     Offered,
     Over,
@@ -281,5 +282,6 @@ def test_at_somebodys_acceptance_no_new_negotiation_is_begun() -> None:
     body = b'{"negotiation":"another\'s","ticket":"theirs","url":"/x"}'
     hand.arrive(hand.emit(body, "upgrade-accepted"))
     hand.take()
+    hand.put(Move())
     assert not any(isinstance(e, Negotiate) for e in hand.effects), "at U that would burn the session"
     assert hand.last(Knock).ticket == "theirs"

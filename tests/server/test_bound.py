@@ -9,6 +9,10 @@ from typing import Any
 
 import pytest
 
+from gapless.protocol.cursor import START
+from gapless.protocol.inputs import Handshake, Listen, Refused, Serving
+from gapless.protocol.refusal import Reason
+from gapless.protocol.session import View
 from tests.server.harness import (
     Answer,
     EventStream,
@@ -369,3 +373,23 @@ async def test_the_door_can_be_passed_again_and_again(server: Server) -> None:
         cursor = str(event.id)
         stream.drop()
     assert seen == list(range(1, len(seen) + 1))
+
+
+@pytest.mark.rule("B6")
+async def test_a_socket_that_is_being_bound_this_very_moment_is_probed_and_not_robbed(server: Server) -> None:
+    """Its handshake is committed, its loops do not run yet: whoever asks now has to wait for them."""
+    _, live = await server.app.sessions.open(View.SESSION, "anonymous")
+    socket = live.connection()
+    (bound,) = await live.put(Handshake(socket, await live.cursor(START), None, "nonce", "/url"))
+    assert isinstance(bound, Serving)
+    asked = Listen(live.connection(), await live.cursor(START))
+    asking = asyncio.create_task(live.ask(asked))
+    for _ in range(10):  # turns of the loop, so that the question is put and the probe is out
+        await asyncio.sleep(0)
+    assert bound.delivery.probe is not None
+    live.attach(socket, lambda: None)
+    live.heard(socket)
+    (answer,) = await soon(asking)
+    assert isinstance(answer, Refused)
+    assert answer.refusal.reason is Reason.WEBSOCKET_BOUND
+    live.detach(socket)

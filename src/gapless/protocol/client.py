@@ -369,18 +369,21 @@ class Client:
         if event is None:
             return []
         self._progress()
-        self._taken_since_door = True
         if event.event == "session-superseded":
             return self._superseded(read_object(event.data))
+        acceptance = event.event == "upgrade-accepted"
+        # Of an acceptance the application took nothing (B7).
+        self._taken_since_door = self._taken_since_door or not acceptance
         if self.phase is Phase.BRIDGING:
             return self._close_gap() or self._ack(now)
         effects = self._ack(now)
-        if event.event == "upgrade-accepted" and self.phase is Phase.NEGOTIATING:
-            body = read_object(event.data)
-            if body.get("negotiation") == self._outstanding:  # the POST's answer is late, the event is here
-                self._ticket = _text(body.get("ticket"))
-                return effects + self._knock(now)
-        return effects + self._try_door(now)
+        if not acceptance:
+            return effects + self._try_door(now)
+        body = read_object(event.data)
+        if self.phase is Phase.NEGOTIATING and body.get("negotiation") == self._outstanding:
+            self._ticket = _text(body.get("ticket"))
+            return effects + self._knock(now)  # the POST's answer is late, the event is here
+        return effects  # the stream's end leads to the door; anywhere else this is history (U9)
 
     def wanted(self, event: Event) -> bool:
         """Whether the application should see this event: none of ours, and no answer it already has."""

@@ -157,7 +157,9 @@ class Live:
     async def _probe(self, delivery: Delivery) -> Verdict:
         life = self._life.get(delivery.connection)
         if life is None:
-            return Verdict(delivery.generation, alive=False)  # no live process behind the binding
+            if delivery.connection not in self.machine.connections:
+                return Verdict(delivery.generation, alive=False)  # no live process behind the binding
+            life = self._life[delivery.connection] = asyncio.Event()  # it is being bound this very moment
         life.clear()
         delivery.probe = secrets.token_urlsafe(8)
         self.wake()
@@ -184,7 +186,7 @@ class Live:
         """The event that tells a connection to look again; `cut` ends it if it does not end itself."""
         self._cuts[connection] = cut
         wake = self._wakes[connection] = asyncio.Event()
-        self._life[connection] = asyncio.Event()
+        self._life.setdefault(connection, asyncio.Event())
         return wake
 
     def detach(self, connection: ConnectionId) -> None:
