@@ -32,23 +32,19 @@ from gapless.protocol.inputs import (
 )
 from gapless.protocol.refusal import CLOSE_GOING_AWAY, CLOSE_UNSUPPORTED_DATA, Reason, Refusal
 from gapless.protocol.session import View
-from gapless.server.access import Access
+from gapless.server.endpoint import Endpoint
 from gapless.server.feed import feed
 from gapless.server.intake import message_input, message_number
 from gapless.server.live import Live, StorageFault
-from gapless.server.sessions import Sessions
 from gapless.server.wire import (
     JSON,
     STREAM,
-    ClientGoneError,
     RefusedRequest,
     accepts,
-    admit,
     body_chunks,
     media_type,
     not_allowed,
     read_body,
-    refuse,
     respond,
     respond_json,
     serve_events,
@@ -65,43 +61,18 @@ _REFUSED_MOST: Final = 64
 _SMALL_BODY: Final = 16 * 1024
 
 
-class SessionView:
-    """The endpoints below `/mcp/session`, as ASGI applications."""
-
-    def __init__(self, sessions: Sessions, access: Access) -> None:
-        self._sessions = sessions
-        self._access = access
-        self._limits = sessions.limits
-
-    async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
-        """One request to `/mcp/session` or below; every refusal in §8's order leaves here."""
-        try:
-            await self._route(scope, receive, send)
-        except RefusedRequest as error:
-            await refuse(scope, receive, send, error.refusal)
-        except (StorageFault, StorageError) as error:
-            await refuse(scope, receive, send, Refusal(Reason.STORAGE, str(error)))
-        except ClientGoneError:
-            pass  # nobody is left to answer
+class SessionView(Endpoint):
+    """The endpoints below `/mcp/session`."""
 
     async def _route(self, scope: Scope, receive: Receive, send: Send) -> None:
         headers = Headers(scope=scope)
         token: str | None = scope["path_params"].get("session")
         last: str = scope["path"].rpartition("/")[2]
-        admit(self._sessions, self._access, headers)
+        self._admit(headers)
         if token is None:
             await self._open(scope, receive, send)
             return
-        found = await self._sessions.find(token, self._access.principal(headers))
-        if isinstance(found, Refusal):
-            raise RefusedRequest(found)
-        if found.machine.view is not View.SESSION:
-            raise RefusedRequest(
-                found.machine.refusal(Reason.WRONG_VIEW, "this is a stream-view session").refusal
-            )
-        over = found.machine.ended()
-        if over is not None:
-            raise RefusedRequest(over.refusal)
+        found = await self._find(token, headers, View.SESSION, "this is a stream-view session: use /mcp")
         if scope["type"] == "websocket":
             await self._socket(found, scope, receive, send)
             return
@@ -113,14 +84,12 @@ class SessionView:
             "": (self._end, "DELETE"),
         }["" if last == token else last]
         if scope["method"] != method:
-            await refuse(scope, receive, send, not_allowed(scope["method"]), {"Allow": method})
-            return
+            raise not_allowed(scope["method"], method)
         await handler(found, scope, receive, send)
 
     async def _open(self, scope: Scope, receive: Receive, send: Send) -> None:
         if scope["method"] != "POST":
-            await refuse(scope, receive, send, not_allowed(scope["method"]), {"Allow": "POST"})
-            return
+            raise not_allowed(scope["method"], "POST")
         with suppress(TooLargeError):  # the body says nothing so far; whatever is in it is ignored
             await read_body(receive, _SMALL_BODY)
         headers = Headers(scope=scope)

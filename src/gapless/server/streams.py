@@ -8,7 +8,7 @@ from typing import Final
 from starlette.datastructures import Headers
 from starlette.types import Receive, Scope, Send
 
-from gapless.errors import MalformedError, StorageError, TooLargeError
+from gapless.errors import MalformedError, TooLargeError
 from gapless.protocol.block import BLOCK_OVERHEAD
 from gapless.protocol.cursor import parse_cursor
 from gapless.protocol.inputs import Accepted, Listen, Message, Refused, Serving
@@ -16,21 +16,17 @@ from gapless.protocol.jsonrpc import Kind, error_response
 from gapless.protocol.refusal import Reason, Refusal
 from gapless.protocol.revisions import STREAM_VIEW, primes, requested_revision, unsupported_version
 from gapless.protocol.session import View
-from gapless.server.access import Access
+from gapless.server.endpoint import Endpoint
 from gapless.server.intake import message_input
-from gapless.server.live import Live, StorageFault
-from gapless.server.sessions import Sessions
+from gapless.server.live import Live
 from gapless.server.wire import (
     JSON,
     STREAM,
-    ClientGoneError,
     RefusedRequest,
     accepts,
-    admit,
     media_type,
     not_allowed,
     read_body,
-    refuse,
     respond,
     serve_events,
 )
@@ -44,31 +40,17 @@ _TOKEN: Final = re.compile(r"[\x21-\x7e]+", re.ASCII)
 """A session ID as standard MCP has it: visible ASCII, and some of it."""
 
 
-class StreamView:
-    """The endpoint `/mcp`, as an ASGI application."""
-
-    def __init__(self, sessions: Sessions, access: Access) -> None:
-        self._sessions = sessions
-        self._access = access
-        self._limits = sessions.limits
-
-    async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
-        """One request to `/mcp`; every refusal in §8's order leaves here."""
-        try:
-            await self._route(scope, receive, send)
-        except RefusedRequest as error:
-            allow = {"Allow": _ALLOW} if error.refusal.reason is Reason.METHOD_NOT_ALLOWED else None
-            await refuse(scope, receive, send, error.refusal, allow)
-        except (StorageFault, StorageError) as error:
-            await refuse(scope, receive, send, Refusal(Reason.STORAGE, str(error)))
-        except ClientGoneError:
-            pass  # nobody is left to answer
+class StreamView(Endpoint):
+    """The endpoint `/mcp`."""
 
     async def _route(self, scope: Scope, receive: Receive, send: Send) -> None:
         headers = Headers(scope=scope)
-        admit(self._sessions, self._access, headers)
+        self._admit(headers)
         token = headers.get(_SESSION)
-        live = None if token is None or _TOKEN.fullmatch(token) is None else await self._find(headers)
+        live = None
+        if token is not None and _TOKEN.fullmatch(token) is not None:
+            elsewhere = "this session was opened at /mcp/session: use its endpoints"
+            live = await self._find(token, headers, View.STREAM, elsewhere)
         match scope["method"]:
             case "POST":
                 await self._post(live, headers, receive, send)
@@ -78,19 +60,7 @@ class StreamView:
                 await self._need(live).end(Reason.SESSION_ENDED)
                 await respond(send, 204, b"")
             case method:
-                raise RefusedRequest(not_allowed(method))
-
-    async def _find(self, headers: Headers) -> Live:
-        found = await self._sessions.find(headers[_SESSION], self._access.principal(headers))
-        if isinstance(found, Refusal):
-            raise RefusedRequest(found)
-        if found.machine.view is not View.STREAM:
-            text = "this session was opened at /mcp/session: use its endpoints"
-            raise RefusedRequest(found.machine.refusal(Reason.WRONG_VIEW, text).refusal)
-        over = found.machine.ended()
-        if over is not None:
-            raise RefusedRequest(over.refusal)
-        return found
+                raise not_allowed(method, _ALLOW)
 
     def _need(self, live: Live | None) -> Live:
         if live is None:

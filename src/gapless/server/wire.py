@@ -14,10 +14,8 @@ from starlette.types import Receive, Scope, Send
 from gapless.errors import StorageError, TooLargeError
 from gapless.protocol.delivery import Delivery
 from gapless.protocol.refusal import Reason, Refusal
-from gapless.server.access import Access
 from gapless.server.feed import feed
 from gapless.server.live import Live
-from gapless.server.sessions import Sessions
 
 __all__ = [
     "JSON",
@@ -25,7 +23,6 @@ __all__ = [
     "ClientGoneError",
     "RefusedRequest",
     "accepts",
-    "admit",
     "body_chunks",
     "media_type",
     "not_allowed",
@@ -54,31 +51,20 @@ _STREAMED: Final = (
 class RefusedRequest(Exception):
     """Carries a refusal from where it is found to where it is sent."""
 
-    def __init__(self, refusal: Refusal) -> None:
+    def __init__(self, refusal: Refusal, headers: Mapping[str, str] | None = None) -> None:
         super().__init__(refusal.message)
         self.refusal = refusal
+        self.headers = headers
 
 
 class ClientGoneError(Exception):
     """The client hung up before its request was whole."""
 
 
-def admit(sessions: Sessions, access: Access, headers: Headers) -> None:
-    """Host, Origin, limits, in that order (§8).
-
-    Raises:
-        RefusedRequest: the first that is not met.
-    """
-    refusal = access.check(headers)
-    if refusal is not None:
-        raise RefusedRequest(refusal)
-    if sessions.draining:
-        raise RefusedRequest(Refusal(Reason.LIMIT, "the server is shutting down"))
-
-
-def not_allowed(method: str) -> Refusal:
-    """405; send it with `Allow`."""
-    return Refusal(Reason.METHOD_NOT_ALLOWED, f"{method} is not for this endpoint")
+def not_allowed(method: str, allow: str) -> RefusedRequest:
+    """405, with `Allow`."""
+    refusal = Refusal(Reason.METHOD_NOT_ALLOWED, f"{method} is not for this endpoint")
+    return RefusedRequest(refusal, {"Allow": allow})
 
 
 def media_type(headers: Headers) -> str:
