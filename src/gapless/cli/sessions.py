@@ -16,12 +16,14 @@ from rich.markup import escape
 from gapless.cli.output import examples, print_json, print_table, say, span, table
 from gapless.cli.serve import DEFAULT_LOG
 from gapless.errors import GaplessError, UsageError
-from gapless.log.base import Log, Stored, Write
+from gapless.log.base import Log, Stored
 from gapless.log.open import open_log
 from gapless.protocol.inputs import End
-from gapless.protocol.record import Record, read_record, restore, write_record
+from gapless.protocol.record import read_record, write_record
 from gapless.protocol.refusal import Reason
 from gapless.protocol.settings import Limits
+from gapless.server.live import as_write
+from gapless.server.sessions import own
 
 __all__ = ["sessions"]
 
@@ -143,40 +145,13 @@ async def _find(store: Log, prefix: str) -> Stored:
 
 async def _end(store: Log, stored: Stored) -> Reason | None:
     """End a session in its log, and fence off whoever serves it; the reason, if it was over before."""
-    record = read_record(stored.record)
-    if record.reason is None:
-        fence = await store.acquire(stored.key)
-        stored = await store.load(stored.key) or stored  # as it is now that nobody else can write
-        record = read_record(stored.record)
-        if record.reason is None:
-            await store.commit(stored.key, _ending(stored, record, store, fence))
-            return None
-    return record.reason
-
-
-def _ending(stored: Stored, record: Record, store: Log, fence: int) -> Write:
-    """What the session's machine writes when it is told to end."""
-    machine = restore(
-        record,
-        committed=stored.committed,
-        link=stored.link,
-        floor=stored.floor,
-        floor_link=stored.floor_link,
-        received=stored.received,
-        limits=Limits(),
-        durability=store.durability.value,
-        now=0.0,
-    )
-    machine.handle(End(Reason.SESSION_ENDED, ""), 0.0)
-    commit = machine.take()
-    return Write(
-        expect=commit.expect,
-        segment=commit.segment.data,
-        last=commit.segment.last,
-        link=commit.segment.link,
-        record=write_record(machine, record.principal, time.time()),
-        fence=fence,
-    )
+    machine, principal, fence = await own(store, stored, Limits(), 0.0)
+    over = machine.reason
+    if over is None:
+        machine.handle(End(Reason.SESSION_ENDED, ""), 0.0)
+        record = write_record(machine, principal, time.time())
+        await store.commit(stored.key, as_write(machine.take(), record, fence))
+    return over
 
 
 def _summary(stored: Stored, store: Log) -> dict[str, Any]:

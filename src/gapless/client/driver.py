@@ -275,8 +275,7 @@ class Driver:
 
     @property
     def _limit(self) -> int:
-        limit = self.machine.limits.get("message")
-        return limit if isinstance(limit, int) and limit > 0 else DEFAULT_LIMIT
+        return self.machine.sending.limit or DEFAULT_LIMIT
 
     # The application's side --------------------------------------------------------------------------
 

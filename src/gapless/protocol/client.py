@@ -18,6 +18,7 @@ from gapless.errors import (
     SessionEndedError,
     SessionMigrationGapError,
 )
+from gapless.protocol import refusal as refusals
 from gapless.protocol.block import Block, encode_block
 from gapless.protocol.cursor import EventId
 from gapless.protocol.incoming import Event, Incoming, read_object
@@ -54,7 +55,7 @@ from gapless.protocol.moves import (
     Tick,
 )
 from gapless.protocol.outgoing import Outgoing
-from gapless.protocol.phases import ALLOWED, LIVE, Phase, Policy, Retry
+from gapless.protocol.phases import ALLOWED, CARRYING, LIVE, Phase, Policy, Retry
 from gapless.protocol.refusal import Action, Reason, Refusal
 from gapless.protocol.sending import Sending, StopFollowingError, for_good
 
@@ -151,7 +152,7 @@ class Client:
     def deadline(self) -> float | None:
         """When `Tick` is due next; `None` if nothing is."""
         times = [t for t in (self._wake, self.sending.wake, self._ack_at) if t is not None]
-        if self.phase in (Phase.STREAMING, Phase.BRIDGING, Phase.BOUND):
+        if self.phase in CARRYING:
             times.append(self._heard + 2 * self.keepalive)
         return min(times) if times and self.phase in LIVE else None
 
@@ -586,11 +587,11 @@ class Client:
         self._door_wake = now + self.retry.door_delay(self._door_failures)
         self.outgoing.resend()
         match input.code:
-            case 4404:  # refusal.CLOSE_OVER
+            case refusals.CLOSE_OVER:
                 return self._end(SessionEndedError("the session is over"), live=False)
-            case 4410:  # refusal.CLOSE_FENCED
+            case refusals.CLOSE_FENCED:
                 self._fenced = True
-            case 4400 | 1003:
+            case refusals.CLOSE_MALFORMED | refusals.CLOSE_UNSUPPORTED_DATA:
                 return self._end(
                     RefusedError(f"the server closed the socket with {input.code}", code="malformed")
                 )
@@ -656,8 +657,7 @@ class Client:
             effects += self._flush()
         if self._ack_at is not None and now >= self._ack_at:
             effects += self._ack_now()
-        silent = self.phase in (Phase.STREAMING, Phase.BRIDGING, Phase.BOUND)
-        if silent and now >= self._heard + 2 * self.keepalive:
+        if self.phase in CARRYING and now >= self._heard + 2 * self.keepalive:
             effects += self._drop() + self._rest(Phase.LISTENING, None, now, "nothing heard")  # C8
         return effects
 

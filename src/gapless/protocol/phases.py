@@ -6,7 +6,7 @@ from dataclasses import dataclass
 from enum import Enum
 from typing import Final, Literal
 
-__all__ = ["ALLOWED", "LIVE", "Phase", "Policy", "Retry"]
+__all__ = ["ALLOWED", "CARRYING", "LIVE", "Phase", "Policy", "Retry"]
 
 
 class Phase(Enum):
@@ -33,6 +33,8 @@ class Phase(Enum):
 
 
 LIVE: Final = frozenset(Phase) - {Phase.NEW, Phase.OVER}
+CARRYING: Final = frozenset({Phase.STREAMING, Phase.BRIDGING, Phase.BOUND})
+"""A connection carries events, or a sign of life now and then (C8)."""
 _NEXT: Final = frozenset({Phase.LISTENING, Phase.KNOCKING, Phase.NEGOTIATING, Phase.RESTING, Phase.OVER})
 
 ALLOWED: Final[dict[Phase, frozenset[Phase]]] = {

@@ -13,6 +13,7 @@ __all__ = [
     "CLOSE_EVICTED",
     "CLOSE_FENCED",
     "CLOSE_GOING_AWAY",
+    "CLOSE_MALFORMED",
     "CLOSE_NORMAL",
     "CLOSE_OVER",
     "CLOSE_RESTART",
@@ -130,6 +131,7 @@ ENDED: Final = frozenset(
 """The reasons of a session that is no more; all 404 (B4)."""
 
 CLOSE_NORMAL: Final = 1000
+CLOSE_MALFORMED: Final = 4400
 CLOSE_OVER: Final = 4404
 CLOSE_EVICTED: Final = 4409
 CLOSE_GOING_AWAY: Final = 1001

@@ -89,7 +89,6 @@ class Session:
         self.reason: Reason | None = None
         self.connections: dict[ConnectionId, Delivery] = {}
         self.idle_since = now
-        self.ended_at: float | None = None
         self._taken = 0
         self._entries: list[Message] = []
         self._dispatched: int | None = None
@@ -427,12 +426,9 @@ class Session:
     # The door -------------------------------------------------------------------------------------
 
     def _upgrade(self, input: Upgrade, now: float) -> list[Effect]:
-        over = self.ended()
-        if over is not None:
-            return [over]
-        unproven = self._prove(input.cursor)
-        if unproven is not None:
-            return [unproven]
+        refused = self.ended() or self._prove(input.cursor)
+        if refused is not None:
+            return [refused]
         cursor = input.cursor.stated.seq
         match self._ask(self.door.upgrade(input.nonce, cursor), input.verdict, now):
             case Do.OFFER:
@@ -459,12 +455,9 @@ class Session:
         return [Offered(self.door.event, self.door.negotiation, self.door.ticket, input.url)]
 
     def _handshake(self, input: Handshake, now: float) -> list[Effect]:
-        over = self.ended()
-        if over is not None:
-            return [over]
-        unproven = self._prove(input.cursor)
-        if unproven is not None:
-            return [unproven]
+        refused = self.ended() or self._prove(input.cursor)
+        if refused is not None:
+            return [refused]
         cursor = input.cursor.stated.seq
         match self._ask(self.door.handshake(input.ticket), input.verdict, now):
             case Do.OPEN_AND_BIND:
@@ -646,7 +639,7 @@ class Session:
         data = msgspec.json.encode({"reason": told, "retryable": False, "action": "open-new-session"})
         if self.view is View.SESSION:
             self._append(0, "session-superseded", data, now)
-        self.reason, self.ended_at, self._changed = reason, now, True
+        self.reason, self._changed = reason, True
         return data
 
     # Delivery -------------------------------------------------------------------------------------
@@ -665,7 +658,7 @@ class Session:
         other = Session(self.view, self.outbox.link, self.limits, self.durability, self.idle_since)
         other.outbox, other.inbox = self.outbox.copy(), self.inbox.copy()
         other.door, other.streams = self.door.copy(), self.streams.copy()
-        other.reason, other.ended_at = self.reason, self.ended_at
+        other.reason = self.reason
         other.connections = {id: delivery.copy() for id, delivery in self.connections.items()}
         other._taken, other._entries = self._taken, list(self._entries)
         other._dispatched, other._changed = self._dispatched, self._changed

@@ -44,7 +44,7 @@ from gapless.protocol.record import write_record
 from gapless.protocol.refusal import CLOSE_RESTART, Reason
 from gapless.protocol.session import Commit, Session
 
-__all__ = ["Live", "StorageFault"]
+__all__ = ["Live", "StorageFault", "as_write"]
 
 _log: Final = logging.getLogger("gapless.live")
 _PENDING: Final = 1024 * 1024
@@ -260,7 +260,10 @@ class Live:
             while self.machine.dirty:
                 self.machine.evict(self.clock())
                 version, commit = self._version, self.machine.take()
-                await self._write(self._as_write(commit))
+                record = None
+                if commit.record:
+                    record = write_record(self.machine, self.principal, self._ended_at())
+                await self._write(as_write(commit, record, self.fence))
                 self.machine.confirm(commit)
                 self._durable = version
                 self._release(None)
@@ -307,22 +310,6 @@ class Live:
                 waiter.set_result(None)
             else:
                 waiter.set_exception(error)
-
-    def _as_write(self, commit: Commit) -> Write:
-        floor = commit.floor
-        record = write_record(self.machine, self.principal, self._ended_at()) if commit.record else None
-        return Write(
-            expect=commit.expect,
-            segment=commit.segment.data,
-            last=commit.segment.last,
-            link=commit.segment.link,
-            entries=tuple(Entry(m.number or 0, Digest(m.digest), m.data) for m in commit.entries),
-            dispatched=commit.dispatched,
-            record=record,
-            floor=None if floor is None else floor[0],
-            floor_link=None if floor is None else floor[1],
-            fence=self.fence,
-        )
 
     def _ended_at(self) -> float | None:
         return None if self.machine.reason is None else time.time()
@@ -416,3 +403,20 @@ class Live:
                     await asyncio.shield(self._committer)
             except TimeoutError:
                 self._committer.cancel()
+
+
+def as_write(commit: Commit, record: bytes | None, fence: int) -> Write:
+    """A machine's commit as the log takes it, written under `fence` (N1)."""
+    floor, floor_link = commit.floor or (None, None)
+    return Write(
+        expect=commit.expect,
+        segment=commit.segment.data,
+        last=commit.segment.last,
+        link=commit.segment.link,
+        entries=tuple(Entry(m.number or 0, Digest(m.digest), m.data) for m in commit.entries),
+        dispatched=commit.dispatched,
+        record=record,
+        floor=floor,
+        floor_link=floor_link,
+        fence=fence,
+    )

@@ -13,15 +13,15 @@ from typing import Final
 
 from gapless.backends.base import BackendFactory
 from gapless.errors import StorageError
-from gapless.log.base import Log, SessionKey
+from gapless.log.base import Log, SessionKey, Stored
 from gapless.protocol.cursor import LINK_BYTES, Link
-from gapless.protocol.record import Record, read_record, restore, write_record
+from gapless.protocol.record import read_record, restore, write_record
 from gapless.protocol.refusal import Reason, Refusal
 from gapless.protocol.session import Session, View
 from gapless.protocol.settings import Limits
 from gapless.server.live import Live, StorageFault
 
-__all__ = ["Sessions"]
+__all__ = ["Sessions", "own"]
 
 _log: Final = logging.getLogger("gapless.sessions")
 
@@ -118,36 +118,17 @@ class Sessions:
         stored = await self.log.load(key)
         if stored is None or key in self._live:
             return
-        record = read_record(stored.record)
-        fence = stored.fence
-        if record.reason is None:
-            fence = await self.log.acquire(key)  # whoever wrote it before writes no more (N1)
-            stored = await self.log.load(key) or stored
-            record = read_record(stored.record)
-            if key in self._live:
-                return
-        machine = restore(
-            record,
-            committed=stored.committed,
-            link=stored.link,
-            floor=stored.floor,
-            floor_link=stored.floor_link,
-            received=stored.received,
-            limits=self.limits,
-            durability=self.log.durability.value,
-            now=asyncio.get_running_loop().time(),
-        )
-        live = self._live[key] = Live(key, record.principal, machine, self.log, self.backends, fence)
+        now = asyncio.get_running_loop().time()
+        machine, principal, fence = await own(self.log, stored, self.limits, now)
+        if key in self._live:
+            return
+        live = self._live[key] = Live(key, principal, machine, self.log, self.backends, fence)
         if machine.reason is None:
             await live.end(Reason.BACKEND_LOST, "the server was restarted and its MCP server with it")
 
     def all(self) -> Iterable[Live]:
         """The sessions that are live in this process."""
         return tuple(self._live.values())
-
-    async def records(self) -> list[tuple[SessionKey, Record]]:
-        """Every session that the log knows."""
-        return [(s.key, read_record(s.record)) for s in await self.log.sessions()]
 
     async def _clean(self) -> None:
         try:
@@ -202,6 +183,33 @@ class Sessions:
             await live.close()
             self._tombstones[live.key] = Tombstone(live.principal, over.refusal, now + self.limits.tombstone)
             del self._live[live.key]
+
+
+async def own(log: Log, stored: Stored, limits: Limits, now: float) -> tuple[Session, str, int]:
+    """A session's machine, its principal, and the fence to write it under (N1).
+
+    Whoever wrote it before writes no more from here on, unless it is over, when nobody does.
+
+    Raises:
+        StorageError: the log could not be read or written.
+    """
+    fence = stored.fence
+    if read_record(stored.record).reason is None:
+        fence = await log.acquire(stored.key)
+        stored = await log.load(stored.key) or stored  # as it is now that nobody else can write
+    record = read_record(stored.record)
+    machine = restore(
+        record,
+        committed=stored.committed,
+        link=stored.link,
+        floor=stored.floor,
+        floor_link=stored.floor_link,
+        received=stored.received,
+        limits=limits,
+        durability=log.durability.value,
+        now=now,
+    )
+    return machine, record.principal, fence
 
 
 def _key(token: str) -> SessionKey:
