@@ -1,8 +1,24 @@
-"""Options of the test suite."""
+"""Options of the test suite, and how long hypothesis searches."""
 
 from __future__ import annotations
 
 import pytest
+from hypothesis import HealthCheck, settings
+
+# The same examples each time, and no clock: a busy machine is no failure; pytest's own timeout is the bound.
+settings.register_profile(
+    "gapless",
+    max_examples=100,
+    derandomize=True,
+    database=None,
+    deadline=None,
+    suppress_health_check=[HealthCheck.too_slow],
+)
+# `make fuzz`: others each time. A test that sets its own number of examples takes it as a share of these.
+settings.register_profile(
+    "fuzz", settings.get_profile("gapless"), max_examples=2000, derandomize=False, print_blob=True
+)
+settings.load_profile("gapless")
 
 
 def pytest_addoption(parser: pytest.Parser) -> None:
@@ -11,6 +27,11 @@ def pytest_addoption(parser: pytest.Parser) -> None:
         choices=["default", "deep"],
         default="default",
         help="how far tests/explore goes: a minute's worth, or hours",
+    )
+    parser.addoption(
+        "--rewrite-scenarios",
+        action="store_true",
+        help="write what happens now into the files of tests/scenarios",
     )
 
 

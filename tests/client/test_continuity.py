@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from typing import Literal
+
 import msgspec
 import pytest
 
@@ -13,8 +15,10 @@ from gapless.protocol.moves import (
     CloseSocket,
     CloseStream,
     Delivered,
+    Failed,
     Get,
     Move,
+    Offered,
     Post,
     Received,
     Refused,
@@ -24,13 +28,14 @@ from gapless.protocol.moves import (
     Start,
     StreamEnded,
     StreamOpened,
+    Tick,
 )
 from gapless.protocol.refusal import Reason, Refusal
 from tests.client.machine import LINK0, Hand, event_data
 
 
-def streaming(policy: str = "never") -> Hand:
-    hand = Hand(Client(policy))  # type: ignore[arg-type]
+def streaming(policy: str = "never", steps: Literal[1, 2] = 1) -> Hand:
+    hand = Hand(Client(policy, steps=steps))  # type: ignore[arg-type]
     hand.open()
     return hand
 
@@ -361,3 +366,35 @@ def test_an_acceptance_in_the_middle_of_a_stream_is_history() -> None:
     hand.put(StreamEnded(hand.client.stream or 0))
     hand.tick()
     assert hand.client.phase is Phase.LISTENING
+
+
+@pytest.mark.rule("B5", "U10")
+def test_the_retry_that_holds_back_an_event_source_does_not_hold_back_a_handshake() -> None:
+    hand = streaming("never", steps=2)
+    hand.put(Move())
+    hand.arrive(Block(retry=30_000))  # the stream is about to end at `U`, and is cut before it has
+    hand.put(Offered(hand.client.attempt, "ticket"))
+    hand.put(Failed(hand.client.attempt, "reset"))
+    hand.tick()
+    assert hand.client.phase is Phase.KNOCKING
+    assert hand.now < 1.0
+
+
+@pytest.mark.rule("B7")
+@pytest.mark.parametrize("how", ["silence", "discontinuity"])
+def test_after_a_socket_that_was_given_up_the_door_is_left_alone_for_a_while(how: str) -> None:
+    hand = streaming("auto")
+    hand.arrive(hand.emit(event_data(1)))
+    hand.take()
+    hand.bind(1)
+    late = hand.emit(event_data(2))
+    if how == "silence":
+        hand.now += 31.0
+        hand.put(Tick())
+    else:
+        hand.arrive(hand.emit(event_data(3)))
+    hand.tick()
+    hand.listen()
+    hand.arrive(late)
+    hand.take()
+    assert hand.client.phase is Phase.STREAMING

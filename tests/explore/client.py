@@ -37,7 +37,7 @@ from gapless.protocol.settings import Limits
 from tests.explore.parts import Item, Violation, freeze
 from tests.explore.server import LINK0
 
-__all__ = ["Peer", "Peers", "request"]
+__all__ = ["NAMES", "Peer", "Peers", "request"]
 
 START_ID: Final = EventId(0, 0, LINK0)
 _PARKED: Final = 1e9
@@ -49,15 +49,24 @@ _LISTENS: Final = frozenset({Phase.STREAMING, Phase.BRIDGING, Phase.BOUND})
 RETRY: Final = Retry(first=1.0, most=1.0, attempts=3, door_first=0.0, door_most=0.0)
 
 
+NAMES: Final = ("client", "other")
+
+
 def request(id: int) -> bytes:
     """A request of the application."""
     return b'{"jsonrpc":"2.0","id":%d,"method":"tools/call"}' % id
 
 
 class Peers:
-    """All states of one exploration's client, each once."""
+    """All states of one exploration's client, each once.
 
-    def __init__(self, limits: Limits, ends: frozenset[str], *, crashes: bool, **options: Any) -> None:
+    `who` is 0 for the client that opened the session, 1 for another one that was given its token.
+    """
+
+    def __init__(
+        self, who: int, limits: Limits, ends: frozenset[str], *, crashes: bool, **options: Any
+    ) -> None:
+        self.who = who
         self.limits = limits
         self.ends = ends
         self.ended: set[str] = set()
@@ -67,18 +76,26 @@ class Peers:
         self.table: dict[Any, Peer] = {}
 
     def start(self) -> tuple[Peer, tuple[Effect, ...]]:
-        """A client that has just opened its session, and asks for its event stream."""
+        """A client that has just opened its session, or was given one, and asks for its event stream."""
         peer = Peer(self)
-        peer.machine = self.machine()
-        peer.machine.handle(Start(), 0.0)
-        limits, timers = self.limits.advertised_limits(), self.limits.advertised_timers()
-        effects = peer.machine.handle(Opened(peer.machine.attempt, "s", START_ID, limits, timers), 0.0)
+        if self.who:
+            peer.machine = self.machine(session="s", cursor=START_ID)
+            effects = peer.machine.handle(Start(), 0.0)
+        else:
+            peer.machine = self.machine()
+            peer.machine.handle(Start(), 0.0)
+            limits, timers = self.limits.advertised_limits(), self.limits.advertised_timers()
+            effects = peer.machine.handle(Opened(peer.machine.attempt, "s", START_ID, limits, timers), 0.0)
         peer.settle(effects)
         return self.intern(peer), tuple(effects)
 
-    def machine(self, **more: Any) -> Client:
+    def machine(self, process: int = 1, **more: Any) -> Client:
         """A new machine, of a new process."""
-        return Client(**{"nonce": "n1-", "retry": RETRY} | self.options | more)
+        options = {"nonce": f"{NAMES[self.who]}{process}-", "retry": RETRY} | self.options | more
+        machine = Client(**options)
+        if "session" in options:
+            machine.limits = self.limits.advertised_limits()
+        return machine
 
     def intern(self, peer: Peer) -> Peer:
         """The one client in this state."""
@@ -105,6 +122,7 @@ class Peer:
 
     def __init__(self, peers: Peers) -> None:
         self.peers = peers
+        self.name = NAMES[peers.who]
         self.number = -1
         self.process = 1
         self.seen = 0
@@ -160,7 +178,7 @@ class Peer:
         machine = self.machine
         hand = "" if self.hand is None else f", event {self.hand.id.seq} in hand"
         return (
-            f"client {machine.phase.value}, processed {self.seen}{hand}, arrived {self.anchor}, "
+            f"{self.name} {machine.phase.value}, processed {self.seen}{hand}, arrived {self.anchor}, "
             f"received {machine.outgoing.received}/{machine.outgoing.numbered}, timers {self.timers}, "
             f"failures {machine._failures}"  # pyright: ignore[reportPrivateUsage]
         )
@@ -211,6 +229,8 @@ class Peer:
                 return self._put(Refused(attempt, refusal.row.status, refusal, None))
             case ("accepted", received):
                 return self._put(Received(attempt, received))
+            case ("reset",):
+                return self._put(Failed(attempt, "no answer"))
             case ("offered", ticket):
                 return self._put(Offered(attempt, ticket))
             case other:
@@ -266,7 +286,7 @@ class Peer:
 
     def _on_ask(self) -> list[Effect]:
         """The application sends a request."""
-        id = 10 * self.process + len(self.asked) + 1
+        id = 100 * self.peers.who + 10 * self.process + len(self.asked) + 1
         self.asked += (id,)
         data = request(id)
         return self._put(Submit(data, peek(data)))
@@ -277,8 +297,7 @@ class Peer:
     def _on_crash(self) -> list[Effect]:
         """The process dies; the next one goes on from the saved cursor (C4)."""
         self.process += 1
-        self.machine = self.peers.machine(nonce=f"n{self.process}-", session="s", cursor=self.saved)
-        self.machine.limits = self.peers.limits.advertised_limits()
+        self.machine = self.peers.machine(self.process, session="s", cursor=self.saved)
         self.seen, self.link, self.hand = self.saved.seq, self.saved.link, None
         self.asked, self.replied = (), frozenset()
         return self._put(Start())
@@ -341,7 +360,7 @@ class Peer:
         machine = self.machine
         for timer in _TIMERS:
             _park(machine, timer, 1.0)
-        for field in ("_heard", "_attached", "_door_wake", "_retry_floor", "_primed_retry"):
+        for field in ("_heard", "_attached", "_door_wake", "_retry_floor"):
             setattr(machine, field, 0.0)
         machine._door_failures = min(machine._door_failures, 1)  # pyright: ignore[reportPrivateUsage]
         posted = machine.sending._posted_on  # pyright: ignore[reportPrivateUsage]

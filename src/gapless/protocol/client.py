@@ -101,13 +101,11 @@ class Client:
         self._heard = 0.0
         self._attached = 0.0
         self._retry_floor = 0.0
-        self._primed_retry = 0.0
         self._acked = 0 if cursor is None else cursor.seq
         self._ack_at: float | None = None
         self._door_shut = policy == "never"
         self._door_failures = 0
         self._door_wake = 0.0
-        self._taken_since_door = False
         self._negotiations = 0
         self._outstanding: str | None = None
         self._ticket: str | None = None
@@ -231,7 +229,6 @@ class Client:
 
     def _knock(self, now: float) -> list[Effect]:
         self.phase = Phase.KNOCKING
-        self._taken_since_door = False
         return [Knock(self._new_attempt(), self.incoming.state(), self._ticket)]
 
     def _negotiate(self, now: float) -> list[Effect]:
@@ -322,8 +319,8 @@ class Client:
             if block.id is None:
                 return self._control(block, now)
             self.incoming.prime(block)
-            self._note_retry(block)
-            self._primed_retry = self._retry_floor
+            if block.retry is not None:
+                self._retry_floor = min(block.retry / 1000, 60.0)
             return []
         except MalformedError as error:
             return self._fault(CursorDiscontinuityError(f"a block that makes no sense: {error}"), now)
@@ -331,14 +328,14 @@ class Client:
             return self._fault(error, now)
 
     def _event(self, block: Block) -> list[Effect]:
+        if block.event in ("upgrade-accepted", "session-superseded"):
+            read_object(block.data)  # ours: if it makes no sense, then before anybody has processed it
         id = self.incoming.event(block, self.phase is Phase.BRIDGING)
         self.committed = max(self.committed, id.seq)
-        if block.event == "upgrade-accepted":
-            self._retry_floor = self._primed_retry  # U10: the `retry:` before it is for EventSource
         return []
 
     def _control(self, block: Block, now: float) -> list[Effect]:
-        self._note_retry(block)
+        # A `retry:` here is the one before `U`, which holds back an EventSource; we move at once (U10).
         match block.event:
             case "received":
                 body = read_object(block.data)
@@ -373,12 +370,10 @@ class Client:
         if event.event == "session-superseded":
             return self._superseded(read_object(event.data))
         acceptance = event.event == "upgrade-accepted"
-        # Of an acceptance the application took nothing (B7).
-        self._taken_since_door = self._taken_since_door or not acceptance
         if self.phase is Phase.BRIDGING:
             return self._close_gap() or self._ack(now)
         effects = self._ack(now)
-        if not acceptance:
+        if not acceptance:  # of which the application takes nothing (B7)
             return effects + self._try_door(now)
         body = read_object(event.data)
         if self.phase is Phase.NEGOTIATING and body.get("negotiation") == self._outstanding:
@@ -456,13 +451,8 @@ class Client:
     # The door -------------------------------------------------------------------------------------
 
     def _try_door(self, now: float) -> list[Effect]:
-        """B7: only while a stream runs, after the application has taken an event, with backoff."""
-        if (
-            self.phase is not Phase.STREAMING
-            or self._door_shut
-            or not self._taken_since_door
-            or now < self._door_wake
-        ):
+        """B7: only while a stream runs, when the application has just taken an event, with backoff."""
+        if self.phase is not Phase.STREAMING or self._door_shut or now < self._door_wake:
             return []
         return self._move(now)
 
@@ -488,13 +478,17 @@ class Client:
 
     def _carry_on(self, now: float) -> list[Effect]:
         """After a handshake or negotiation that came to nothing: on with the stream, if there is one."""
-        self._door_failures += 1
-        self._door_wake = now + self.retry.door_delay(self._door_failures)
+        self._door_failed(now)
         if self.stream is not None:
             self.phase = Phase.STREAMING
             self._heard = now
             return []
         return self._rest(Phase.LISTENING, None, now)
+
+    def _door_failed(self, now: float) -> None:
+        """It is left alone for a while, longer each time (B7)."""
+        self._door_failures += 1
+        self._door_wake = now + self.retry.door_delay(self._door_failures)
 
     # What goes wrong ------------------------------------------------------------------------------
 
@@ -583,8 +577,7 @@ class Client:
 
     def _socket_closed(self, input: SocketClosed, now: float) -> list[Effect]:
         self.socket = None
-        self._door_failures += 1
-        self._door_wake = now + self.retry.door_delay(self._door_failures)
+        self._door_failed(now)
         self.outgoing.resend()
         match input.code:
             case refusals.CLOSE_OVER:
@@ -604,7 +597,13 @@ class Client:
         self._faults += 1
         if self._faults >= 2:
             return self._end(error)
-        return self._drop() + self._rest(Phase.LISTENING, None, now, str(error))
+        return self._lose(now) + self._rest(Phase.LISTENING, None, now, str(error))
+
+    def _lose(self, now: float) -> list[Effect]:
+        """Give up on what carries events; as with any socket that goes, the door waits (B7)."""
+        if self.socket is not None:
+            self._door_failed(now)
+        return self._drop()
 
     def _drop(self) -> list[Effect]:
         effects: list[Effect] = []
@@ -642,10 +641,6 @@ class Client:
         self._failures = self._faults = 0
         self._fenced = False
 
-    def _note_retry(self, block: Block) -> None:
-        if block.retry is not None:
-            self._retry_floor = min(block.retry / 1000, 60.0)
-
     def _tick(self, now: float) -> list[Effect]:
         effects: list[Effect] = []
         if self._wake is not None and now >= self._wake:
@@ -657,8 +652,14 @@ class Client:
             effects += self._flush()
         if self._ack_at is not None and now >= self._ack_at:
             effects += self._ack_now()
-        if self.phase in CARRYING and now >= self._heard + 2 * self.keepalive:
-            effects += self._drop() + self._rest(Phase.LISTENING, None, now, "nothing heard")  # C8
+        if self.phase in CARRYING and now >= self._heard + 2 * self.keepalive:  # C8
+            streaming = self.phase is Phase.STREAMING
+            effects += self._lose(now)
+            # A stream that is dropped has ended, too: where it did decides where to go (U9).
+            if streaming:
+                effects += self._stream_ended(now)
+            else:
+                effects += self._rest(Phase.LISTENING, None, now, "nothing heard")
         return effects
 
     def _resume(self, now: float) -> list[Effect]:

@@ -196,6 +196,7 @@ class Session:
                 return []
             self._append(request.stream, "message", input.data, now)
             self.streams.finish(request.stream)
+            self.idle_since = now  # its client has the whole expiry to fetch it
             self._changed = True
             return []
         if self.view is View.STREAM:
@@ -285,7 +286,6 @@ class Session:
             self.streams.finish(cancelled.stream)
         effects: list[Effect] = [Dispatch(number, input.data, envelope)]
         self._dispatched = number
-        self._changed = True
         if envelope.kind is Kind.REQUEST and self.view is View.STREAM:
             assert input.answer_on is not None
             stream = self.streams.open()
@@ -314,6 +314,7 @@ class Session:
     def _record(self, input: Message, data: bytes) -> int:
         number = self.inbox.accept(input.process)
         self._entries.append(Message(data, input.digest, None, number=number))
+        self._changed = True
         return number
 
     def _refuse_on(
@@ -426,7 +427,11 @@ class Session:
     # The door -------------------------------------------------------------------------------------
 
     def _upgrade(self, input: Upgrade, now: float) -> list[Effect]:
-        refused = self.ended() or self._prove(input.cursor)
+        over = self.ended()
+        if over is not None:
+            return [over]
+        self.idle_since = now
+        refused = self._prove(input.cursor)
         if refused is not None:
             return [refused]
         cursor = input.cursor.stated.seq
