@@ -44,6 +44,7 @@ class _Asked:
     upgrade: Literal["auto", "never", "require"]
     mode: Literal["auto", "legacy"]
     state: str | None
+    receipts: str | None
     timeout: float | None
 
 
@@ -72,6 +73,10 @@ def call(
         str | None,
         typer.Option(metavar="<file>", help="Where the next process goes on from, should this one die."),
     ] = None,
+    receipts: Annotated[
+        str | None,
+        typer.Option(metavar="<file>", help="Append what arrives, and how, for gapless audit."),
+    ] = None,
     timeout: Annotated[
         float | None, typer.Option(metavar="<seconds>", min=0, help="How long to wait for the result.")
     ] = None,
@@ -82,7 +87,8 @@ def call(
 
     If the tool fails, its text goes to stderr and the exit status is 1.
     """
-    asked = _Asked(url, tool, _arguments(tool, arguments), as_json, watch, upgrade, mode, state, timeout)
+    given = _arguments(tool, arguments)
+    asked = _Asked(url, tool, given, as_json, watch, upgrade, mode, state, receipts, timeout)
     asyncio.run(_run(asked))
 
 
@@ -121,7 +127,14 @@ async def _run(asked: _Asked) -> None:
     display = Display(asked.tool or "tools", watch=asked.watch)
     # Somebody waits at a terminal: three to five seconds without progress are enough.
     retry = Retry(most=2.0, attempts=6)
-    connection = connect(asked.url, upgrade=asked.upgrade, state=asked.state, retry=retry, observe=observe)
+    connection = connect(
+        asked.url,
+        upgrade=asked.upgrade,
+        state=asked.state,
+        receipts=asked.receipts,
+        retry=retry,
+        observe=observe,
+    )
     try:
         async with asyncio.timeout(asked.timeout), opening:
             with display:

@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import asyncio
 import random
+import re
 import ssl
 from collections.abc import Awaitable, Callable, Coroutine, Mapping
 from dataclasses import dataclass
@@ -15,6 +16,7 @@ from typing import Any, Final, assert_never
 import httpx2
 
 from gapless.client.http import Endpoints, Http
+from gapless.client.receipts import Receipts, Turn, turn
 from gapless.client.sse import DEFAULT_LIMIT, read_stream
 from gapless.client.websocket import Socket, knock
 from gapless.errors import GaplessError
@@ -53,6 +55,8 @@ _KEPT_MOST: Final = 1024
 """Messages that may wait to be received by the server; then the application waits."""
 _LAST_WORDS: Final = 2.0
 """Seconds that a DELETE may take when the client leaves."""
+_CODE: Final = re.compile(r"[a-z-]{1,32}", re.ASCII)
+"""An error's code that is written down: some are words of the server's, and a token has 43 characters."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -87,6 +91,7 @@ class Driver:
         deliver: takes one message for the application; returns when it has accepted it.
         over: called once when the machine is done, with the error or `None`.
         saving: called before any effect that states the cursor (C4), and when there is progress.
+        receipts: told of every event that is processed, and of every turn of the connection.
     """
 
     def __init__(
@@ -100,6 +105,7 @@ class Driver:
         over: Callable[[GaplessError | None], None],
         saving: Callable[[bool], None],
         observe: Callable[[Observation], None] | None = None,
+        receipts: Receipts | None = None,
     ) -> None:
         self.machine = machine
         self._endpoints = Endpoints(url)
@@ -110,6 +116,7 @@ class Driver:
         self._over = over
         self._saving = saving
         self._observe = observe
+        self._receipts = receipts
         self._tasks: set[asyncio.Task[None]] = set()
         self._readers: dict[int, asyncio.Task[None]] = {}
         self._sockets: dict[int, Socket] = {}
@@ -151,6 +158,8 @@ class Driver:
         effects = self.machine.handle(input, now)
         if isinstance(input, SocketOpened) and self.machine.socket != input.attempt:
             self._drop_socket(input.attempt)
+        if self._receipts is not None and self.machine.phase is not before:
+            self._note(self._receipts, input, before)
         for effect in effects:
             self._perform(effect)
         if self._observe is not None:
@@ -292,6 +301,8 @@ class Driver:
                 continue
             if self.machine.wanted(event):
                 await self._deliver(event.data)
+            if self._receipts is not None:
+                self._receipts.processed(event.id)  # before anything can state it
             self.put(Delivered())
             self._saving(False)
 
@@ -320,6 +331,28 @@ class Driver:
     async def _has_room(self) -> None:
         while self.machine.full:
             await self._wait()
+
+    def _note(self, receipts: Receipts, input: Input, before: Phase) -> None:
+        """A line for a turn of the connection. Words of ours and numbers only: a text may hold the token."""
+        machine = self.machine
+        turned = turn(before, machine.phase)
+        if turned is None or machine.session is None:
+            return
+        match turned, input:
+            case Turn.OPENED | Turn.CONTINUED, _:
+                detail = str(machine.cursor)
+            case Turn.SSE_OPENED | Turn.UPGRADE_ASKED | Turn.HANDSHAKE | Turn.WEBSOCKET_OPENED, _:
+                detail = str(machine.incoming.stated)
+            case Turn.WEBSOCKET_DROPPED, SocketClosed(_, code):
+                detail = str(code)
+            case ((Turn.SSE_FAILED | Turn.UPGRADE_FAILED), Refused(_, status, refusal, _)):
+                detail = str(status) if refusal is None else f"{status} {refusal.reason.value}"
+            case Turn.OVER, _:
+                code = "left" if machine.error is None else machine.error.code
+                detail = code if _CODE.fullmatch(code) else ""
+            case _:
+                detail = ""
+        receipts.turned(machine.session, turned, detail)
 
     def _report(self, input: Input, before: Phase) -> None:
         assert self._observe is not None

@@ -21,6 +21,23 @@ _JSON: Final = "application/json"
 _BODY_MOST: Final = 64 * 1024
 
 
+class _Timers(msgspec.Struct):
+    keepalive: float = 15.0
+
+
+class _Opened(msgspec.Struct):
+    """The 201, as far as the client reads it; what else is in it is for others (§5)."""
+
+    session: str
+    cursor: str
+    limits: dict[str, Any] = {}
+    timers: _Timers = msgspec.field(default_factory=_Timers)
+
+
+class _Received(msgspec.Struct):
+    received: int
+
+
 class Endpoints:
     """The URLs of one session below the server's base URL (§5)."""
 
@@ -73,16 +90,11 @@ class Http:
         if response.status_code != 201:
             return self._error(attempt, response)
         try:
-            body = msgspec.json.decode(response.content, type=dict[str, Any])
-            return Opened(
-                attempt,
-                str(body["session"]),
-                parse_event_id(str(body["cursor"])),
-                body.get("limits", {}),
-                body.get("timers", {}),
-            )
-        except (msgspec.DecodeError, UnicodeDecodeError, KeyError, MalformedError) as error:
+            body = msgspec.json.decode(response.content, type=_Opened)
+            cursor = parse_event_id(body.cursor)
+        except (msgspec.DecodeError, UnicodeDecodeError, MalformedError) as error:
             return Failed(attempt, f"the server's 201 makes no sense: {error}")
+        return Opened(attempt, body.session, cursor, body.limits, {"keepalive": body.timers.keepalive})
 
     async def post(self, attempt: int, token: str, messages: tuple[Kept, ...]) -> Input:
         """`POST …/messages`: one message as JSON, several as blocks (L6)."""
@@ -99,9 +111,8 @@ class Http:
         if response.status_code != 202:
             return self._error(attempt, response)
         try:
-            body = msgspec.json.decode(response.content, type=dict[str, Any])
-            return Received(attempt, int(body["received"]))
-        except (msgspec.DecodeError, UnicodeDecodeError, KeyError, ValueError, TypeError) as error:
+            return Received(attempt, msgspec.json.decode(response.content, type=_Received).received)
+        except (msgspec.DecodeError, UnicodeDecodeError) as error:
             return Failed(attempt, f"the server's 202 makes no sense: {error}")
 
     async def negotiate(self, attempt: int, token: str, cursor: EventId, nonce: str) -> Input:

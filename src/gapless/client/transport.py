@@ -25,6 +25,7 @@ from pydantic import ValidationError
 
 from gapless.client.driver import Driver, Network, Observation
 from gapless.client.identity import Identity
+from gapless.client.receipts import Receipts
 from gapless.client.state import Saved, StateFile
 from gapless.errors import GaplessError, UsageError
 from gapless.protocol.client import Client, Policy, Retry
@@ -44,6 +45,7 @@ def connect(
     *,
     upgrade: Policy = "auto",
     state: str | os.PathLike[str] | None = None,
+    receipts: str | os.PathLike[str] | None = None,
     steps: Literal[1, 2] = 1,
     retry: Retry | None = None,
     observe: Callable[[Observation], None] | None = None,
@@ -61,6 +63,8 @@ def connect(
         upgrade: `auto` moves to a WebSocket when it can, `never` stays on SSE, `require` fails
             if the door cannot be passed.
         state: a file to go on from if this process dies; it is made with mode 0600.
+        receipts: a file to append a line to for each event processed and each turn of the
+            connection, for `gapless audit`; it is made with mode 0600, and holds no token.
         steps: how to go through the door: one step, or two (negotiated in band).
         retry: backoff; `Retry()` by default.
         observe: called with everything that happens, for display and diagnosis.
@@ -81,7 +85,9 @@ def connect(
         options["auth"] = auth
     if proxy is not None:
         options["proxy"] = proxy
-    return Connection(url.rstrip("/"), upgrade, state, steps, retry, observe, options, answer_timeout)
+    return Connection(
+        url.rstrip("/"), upgrade, state, receipts, steps, retry, observe, options, answer_timeout
+    )
 
 
 class Connection:
@@ -96,6 +102,7 @@ class Connection:
         url: str,
         upgrade: Policy,
         state: str | os.PathLike[str] | None,
+        receipts: str | os.PathLike[str] | None,
         steps: Literal[1, 2],
         retry: Retry | None,
         observe: Callable[[Observation], None] | None,
@@ -112,6 +119,8 @@ class Connection:
         self._options = options
         self._answer_timeout = answer_timeout
         self._file = None if state is None else StateFile(state)
+        self._receipts_path = receipts
+        self._receipts: Receipts | None = None
         self._saved: Saved | None = None
         self._saved_at = 0.0
         self._saved_seq = -1
@@ -174,6 +183,8 @@ class Connection:
         self,
     ) -> tuple[MemoryObjectReceiveStream[_Received], MemoryObjectSendStream[SessionMessage]]:
         self._resume()
+        if self._receipts_path is not None:
+            self._receipts = Receipts(self._receipts_path)
         client = self._http = httpx2.AsyncClient(
             timeout=httpx2.Timeout(self._answer_timeout), **self._options
         )
@@ -194,6 +205,7 @@ class Connection:
             over=self._over,
             saving=self._save,
             observe=self._observe,
+            receipts=self._receipts,
         )
         self._streams = (self._to_app, self._from_app, read, write)
         self._tasks = [asyncio.create_task(self._run()), asyncio.create_task(self._relay())]
@@ -218,6 +230,8 @@ class Connection:
         for stream in self._streams:
             stream.close()
         await self._http.aclose()
+        if self._receipts is not None:
+            self._receipts.close()
 
     def _machine(self, process: str) -> Client:
         saved = self._saved
@@ -243,6 +257,8 @@ class Connection:
             await self._driver.run()
         except (anyio.BrokenResourceError, anyio.ClosedResourceError):
             pass  # the application stopped reading: it is leaving
+        except UsageError as error:
+            self.error = error  # a file of ours cannot be written
         finally:
             self._to_app.close()
 
@@ -275,7 +291,7 @@ class Connection:
         await self._to_app.send(_parse(data))
 
     def _over(self, error: GaplessError | None) -> None:
-        self.error = error
+        self.error = self.error or error
         if self._file is not None:
             self._file.discard()
             self._saved = None
@@ -311,6 +327,8 @@ class Connection:
             self._saved.timers = {"keepalive": machine.keepalive}
         self._saved.cursor = str(machine.cursor)
         self._saved.waiting = {**self._dead, **{_id_key(id): n for id, n in machine.outgoing.waiting.items()}}
+        if self._receipts is not None:
+            self._receipts.flush()  # or the next process would go on after events without a receipt
         self._file.save(self._saved)
         self._saved_at, self._saved_seq, self._dirty = now, machine.cursor.seq, False
 
