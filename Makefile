@@ -5,6 +5,7 @@ VENV   := .venv
 BIN    := $(VENV)/bin
 PY     := $(BIN)/python
 READY  := $(VENV)/.installed
+LADDER := examples.ladder_server:server
 
 export PIP_DISABLE_PIP_VERSION_CHECK := 1
 
@@ -30,9 +31,17 @@ check: $(READY) ## lint, formatting, types and import rules, without the tests
 	$(BIN)/pyright
 	$(BIN)/lint-imports --no-logo
 
+.PHONY: torture
+torture: $(READY) ## every named experiment on Gapless, at its full count (about 12 minutes)
+	$(BIN)/gapless torture --app $(LADDER)
+
 .PHONY: trials
-trials: $(READY) ## measure Gapless side by side with what it is compared to
-	$(PY) benchmarks/trials.py
+trials: $(READY) ## 1,000 sessions with random faults at random moments
+	$(BIN)/gapless torture --app $(LADDER) --experiment storm --trials 1000
+
+.PHONY: peers
+peers: $(READY) ## measure resumption side by side with other MCP servers
+	$(PY) benchmarks/peers/run.py
 
 .PHONY: explore
 explore: $(READY) ## search far more interleavings than `make test` does

@@ -95,14 +95,17 @@ def test_every_row_of_the_promises_names_a_test_or_a_command() -> None:
 def test_the_layout_in_the_architecture_names_every_module() -> None:
     page = (ROOT / "docs" / "explanation" / "architecture.md").read_text(encoding="utf-8")
     (layout,) = [code for _, code in _FENCE.findall(page) if code.startswith("src/gapless/")]
-    named, package = set[str](), ""
-    for line in layout.splitlines():
-        words = line.split()
-        if line.startswith("    ") and words:
-            named.add(f"{package}{words[0]}")
-        elif line.startswith("  ") and words:
-            package = words[0] if words[0].endswith("/") else ""
-            named.add(words[0])
+    named = set[str]()
+    packages: list[str] = []
+    for line in layout.splitlines()[1:]:
+        depth = (len(line) - len(line.lstrip())) // 2
+        if not 0 < depth <= len(packages) + 1:
+            continue  # what is beside the package, or the rest of a description
+        name = line.split()[0]
+        del packages[depth - 1 :]
+        named.add("".join(packages) + name)
+        if name.endswith("/"):
+            packages.append(name)
     source = ROOT / "src" / "gapless"
     modules = {path.relative_to(source).as_posix() for path in source.rglob("*.py")}
     modules = {m for m in modules if m == "__init__.py" or not m.endswith(("__init__.py", "__main__.py"))}

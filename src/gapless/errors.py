@@ -17,6 +17,7 @@
     │   └── SchemaError                 log-schema       a log of another version
     ├── BackendError                    backend-lost     the MCP server behind a session failed
     └── UsageError                      usage            a local call or setting that cannot be
+        └── TargetError                 target           a server that cannot be judged
 
 `code` is stable and machine-readable; `hint` says what to do next, in one line.
 """
@@ -37,6 +38,7 @@ __all__ = [
     "SessionEndedError",
     "SessionMigrationGapError",
     "StorageError",
+    "TargetError",
     "TooLargeError",
     "UsageError",
 ]
@@ -149,3 +151,9 @@ class UsageError(GaplessError):
     """A local call, setting or argument that cannot be carried out; nothing changed."""
 
     code = "usage"
+
+
+class TargetError(UsageError):
+    """A server that was to be judged cannot be: it is not there, or offers no ladder."""
+
+    code = "target"

@@ -22,7 +22,7 @@ def test_without_a_tool_the_tools_are_listed(run: Run, ladder: str) -> None:
     assert (done.status, done.err) == (0, "")
     first, *tools = done.out.splitlines()
     assert first.split() == ["tool", "description"]
-    assert [line.split()[0] for line in tools] == ["climb", "grow", "ask"]
+    assert [line.split()[0] for line in tools] == ["climb", "ladder", "runs", "grow", "ask"]
     assert tools[0].endswith("Climb, and say so at every step: a step lost or told twice would show.")
 
 
@@ -30,6 +30,8 @@ def test_the_list_as_json_has_the_schemas(run: Run, ladder: str) -> None:
     tools = json.loads(run("call", ladder, "--json").out)
     assert {tool["name"]: sorted(tool["inputSchema"].get("properties", {})) for tool in tools} == {
         "climb": ["delay", "steps"],
+        "ladder": ["delay", "kinds", "pad", "run", "rungs"],
+        "runs": ["run"],
         "grow": ["name"],
         "ask": [],
     }

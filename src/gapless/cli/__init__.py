@@ -1,4 +1,4 @@
-"""The `gapless` command: serve, call, sessions, version."""
+"""The `gapless` command: serve, call, sessions, audit, version."""
 
 from __future__ import annotations
 
@@ -7,10 +7,12 @@ from typing import Annotated
 
 import typer
 
+from gapless.cli.audit import AUDIT_EXAMPLES, audit_log
 from gapless.cli.call import CALL_EXAMPLES, call
 from gapless.cli.output import examples, fail, options
 from gapless.cli.serve import SERVE_EXAMPLES, serve
 from gapless.cli.sessions import sessions
+from gapless.cli.torture import TORTURE_EXAMPLES, torture
 from gapless.cli.version import print_version, version
 from gapless.errors import GaplessError
 
@@ -47,6 +49,8 @@ def gapless(
 app.command(epilog=SERVE_EXAMPLES)(serve)
 app.command(epilog=CALL_EXAMPLES)(call)
 app.add_typer(sessions)
+app.command("audit", epilog=AUDIT_EXAMPLES)(audit_log)
+app.command(epilog=TORTURE_EXAMPLES)(torture)
 app.command(epilog=examples("gapless version", "gapless --version"))(version)
 
 

@@ -1,1 +1,1 @@
-"""Fault injection for anybody's server: it speaks the wire, and knows nothing of ours."""
+"""Fault injection for anybody's server over the wire, and audits of our logs; it knows nothing of ours at work."""

@@ -1,0 +1,294 @@
+"""`gapless torture`: faults on the wire, and whether a server's sessions survive them."""
+
+from __future__ import annotations
+
+import asyncio
+import itertools
+from collections.abc import Callable, Generator, Sequence
+from contextlib import contextmanager
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated, Any, Final
+
+import typer
+from rich.markup import escape
+from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeElapsedColumn
+
+from gapless.cli.output import err, examples, interactive, out, print_json, print_table, say, table
+from gapless.errors import UsageError
+
+if TYPE_CHECKING:
+    from gapless.cli.target import Aim
+    from gapless.torture.schedule import Schedule
+    from gapless.torture.trial import Experiment, Target, Trial
+    from gapless.torture.trials import Result
+
+__all__ = ["TORTURE_EXAMPLES", "torture"]
+
+TORTURE_EXAMPLES: Final = examples(
+    "gapless torture http://127.0.0.1:8000/mcp --trials 50",
+    "gapless torture --app server:mcp -e resume --html report.html",
+    "gapless torture -e storm --seconds 60 -- python server.py",
+    "gapless torture http://127.0.0.1:8000/mcp -e resume --seed 17 --trials 1 --schedule '12:reset'",
+)
+
+_COMMAND_TRIALS: Final = 50
+"""Trials of an experiment against a stdio server, which is started anew for each session."""
+_CROWDS: Final = frozenset({"crowd"})
+"""Experiments with hundreds of sessions: unless named they are spared a command, which each would start."""
+_SHRUNK: Final = 5
+"""Failed trials of an experiment that are shrunk: the first ones."""
+_SAID_EVERY: Final = 500
+"""Trials between lines of progress where there is no terminal."""
+
+
+def torture(
+    target: Annotated[
+        list[str] | None,
+        typer.Argument(
+            metavar="URL | -- CMD",
+            show_default=False,
+            help="A server that runs, or a stdio server's command: Gapless serves that for as long.",
+        ),
+    ] = None,
+    *,
+    app: Annotated[
+        str | None,
+        typer.Option(
+            metavar="<module:attr>", help="A server of the Python SDK; Gapless serves it for as long."
+        ),
+    ] = None,
+    experiment: Annotated[
+        list[str] | None,
+        typer.Option(
+            "--experiment",
+            "-e",
+            metavar="<name>",
+            help="resume, migration, failover, boundary, crowd or storm; repeat it for several. "
+            "[dim]\\[default: all that the server's protocol allows][/dim]",
+        ),
+    ] = None,
+    trials: Annotated[
+        int | None, typer.Option(min=1, help="How many trials of each. [dim]\\[default: its own][/dim]")
+    ] = None,
+    seconds: Annotated[
+        float | None, typer.Option(min=0, help="Begin no trial of an experiment after so long.")
+    ] = None,
+    seed: Annotated[int, typer.Option(min=0, help="The first trial's seed; the next ones count on.")] = 0,
+    schedule: Annotated[
+        str | None,
+        typer.Option(metavar="<steps>", help="These faults in place of the seed's: '12:reset 30:swallow'."),
+    ] = None,
+    jobs: Annotated[int | None, typer.Option(min=1, help="How many trials at once.")] = None,
+    pid: Annotated[
+        int | None, typer.Option(help="The process of a running server, to watch its memory.")
+    ] = None,
+    html: Annotated[
+        Path | None, typer.Option(metavar="<file>", help="Write a page with a timeline of each failed trial.")
+    ] = None,
+    as_json: Annotated[bool, typer.Option("--json", help="Print the report as JSON.")] = False,
+) -> None:
+    """Break a server's connections in every way, and count what is lost.
+
+    The server offers the tools ladder and runs, which emit numbered events.
+
+    A proxy on this machine cuts, delays and swallows them, by each trial's seed.
+
+    A failed trial is repeated with fewer faults, and printed as a command.
+
+    The exit status is 1 if anything was lost, and 2 if the server cannot be judged.
+    """
+    from gapless.cli.target import aim
+    from gapless.torture.experiments import EXPERIMENTS
+    from gapless.torture.schedule import parse_schedule
+
+    unknown = sorted(set(experiment or ()) - set(EXPERIMENTS))
+    if unknown:
+        raise UsageError(f"there is no experiment {unknown[0]!r}", hint=f"there are {', '.join(EXPERIMENTS)}")
+    aiming = aim(target or [], app)
+    if aiming.command and trials is None:
+        trials = _COMMAND_TRIALS
+        say(f"{trials} trials of each, for the command is started for every session; --trials sets another")
+    chosen = [EXPERIMENTS[name] for name in EXPERIMENTS if not experiment or name in experiment]
+    run = _Run(
+        aiming,
+        chosen,
+        bool(experiment),
+        trials,
+        seconds,
+        seed,
+        None if schedule is None else parse_schedule(schedule),
+        jobs,
+        pid,
+    )
+    results, left_out = asyncio.run(run.run())
+    _tell(run, results, left_out, html, as_json)
+
+
+class _Run:
+    """One run of the command."""
+
+    def __init__(
+        self,
+        target: Aim,
+        chosen: Sequence[type[Experiment]],
+        named: bool,
+        trials: int | None,
+        seconds: float | None,
+        seed: int,
+        schedule: Schedule | None,
+        jobs: int | None,
+        pid: int | None,
+    ) -> None:
+        self.target = target
+        self._chosen = chosen
+        self._named = named
+        self._trials = trials
+        self._seconds = seconds
+        self._seed = seed
+        self._schedule = schedule
+        self._jobs = jobs
+        self._pid = pid
+
+    async def run(self) -> tuple[list[Result], dict[str, str]]:
+        """Every experiment that the target can take, each on a server of its own if it is ours."""
+        from gapless.cli.target import aimed
+        from gapless.torture.trials import discover
+
+        results: list[Result] = []
+        left_out: dict[str, str] = {}
+        for kind in self._chosen:
+            if kind.name in _CROWDS and self.target.command and not self._named:
+                left_out[kind.name] = "it would start the command hundreds of times; -e includes it"
+                continue
+            async with aimed(self.target, kind.serve) as (url, pid):
+                target = await discover(url, pid or self._pid)
+                if not kind.views & target.views:
+                    why = f"the server has no {next(iter(kind.views)).value} view"
+                    if self._named:
+                        raise UsageError(f"{kind.name}: {why}", hint="leave the experiment out")
+                    left_out[kind.name] = why
+                    continue
+                results.append(await self._experiment(kind, target))
+        return results, left_out
+
+    async def _experiment(self, kind: type[Experiment], target: Target) -> Result:
+        from gapless.torture.trials import run_experiment, shrink
+
+        count = self._trials if self._trials is not None else kind.trials
+        seeds = itertools.count(self._seed)
+        with _progress(kind.name, count) as step:
+            result = await run_experiment(
+                kind,
+                target,
+                itertools.islice(seeds, count),
+                jobs=self._jobs,
+                seconds=self._seconds,
+                schedule=self._schedule,
+                done=step,
+            )
+        for failure in result.failures[:_SHRUNK]:
+            if failure.schedule:
+                say(f"{kind.name}: seed {failure.seed} failed; looking for the shortest schedule that does")
+                shorter = await shrink(kind, target, failure)
+                if shorter is not None:
+                    result.shrunk[failure.seed] = shorter
+        return result
+
+
+@contextmanager
+def _progress(name: str, count: int) -> Generator[Callable[[Trial], None]]:
+    """A bar on a terminal, a line now and then elsewhere; yields what is to be called with each trial."""
+    failed = 0
+    done = 0
+
+    def words() -> str:
+        return f"{name}: {failed} failed" if failed else name
+
+    if not interactive():
+
+        def say_step(trial: Trial) -> None:
+            nonlocal failed, done
+            failed, done = failed + trial.failed, done + 1
+            if done % _SAID_EVERY == 0 or done == count:
+                say(f"{words()}, {done:,} of {count:,} trials")
+
+        yield say_step
+        return
+    columns = (TextColumn("{task.description}"), BarColumn(), MofNCompleteColumn(), TimeElapsedColumn())
+    with Progress(*columns, console=err, transient=True) as progress:
+        task = progress.add_task(name, total=count)
+
+        def step(trial: Trial) -> None:
+            nonlocal failed
+            failed += trial.failed
+            progress.update(task, advance=1, description=words())
+
+        yield step
+
+
+def _tell(
+    run: _Run, results: list[Result], left_out: dict[str, str], html: Path | None, as_json: bool
+) -> None:
+    """Print what came of it; the exit status says whether anything was lost."""
+    from gapless.torture.page import page
+    from gapless.torture.report import report
+
+    told = report(str(run.target), run.target.words, results, left_out)
+    if as_json:
+        print_json(told)
+    else:
+        _print(told)
+    if html is not None:
+        try:
+            html.write_text(page(told, results), encoding="utf-8")
+        except OSError as error:
+            raise UsageError(f"cannot write {html}: {error.strerror}") from None
+        say(f"the page is {html}")
+    if told["violations"]:
+        raise typer.Exit(1)
+
+
+def _print(told: dict[str, Any]) -> None:
+    made = table("experiment", "trials", "failed", "violations", "time", right=("trials", "failed", "time"))
+    for one in told["experiments"]:
+        wrong = ", ".join(f"{name} {count:,}" for name, count in one["violations"].items())
+        made.add_row(
+            one["name"],
+            f"{one['trials']:,}",
+            f"{one['failed trials']:,}",
+            f"[red]{escape(wrong)}[/red]" if wrong else "[green]none[/green]",
+            f"{one['seconds']:.0f} s",
+        )
+    print_table(made)
+    measures = table(
+        "experiment", "measured", "median", "p99", "most", "of", right=("median", "p99", "most", "of")
+    )
+    for one in told["experiments"]:
+        for name, spread in one["measures"].items():
+            unit = "" if "(" in name else " ms"
+            figures = [f"{spread[key]:,.1f}{unit}" for key in ("median", "p99", "most")]
+            measures.add_row(one["name"], escape(name), *figures, f"{spread['count']:,}")
+        for name, count in one["counts"].items():
+            measures.add_row(one["name"], escape(name), "", "", "", f"{count:,}")
+    out.print()
+    print_table(measures)
+    for name, why in told["left out"].items():
+        say(f"{name} is left out: {why}")
+    for one in told["experiments"]:
+        for failure in one["failures"]:
+            _print_failure(one["name"], failure)
+    count = told["violations"]
+    out.print()
+    out.print(
+        "[bold green]nothing was lost[/bold green]"
+        if not count
+        else f"[bold red]{count:,} violations[/bold red]"
+    )
+
+
+def _print_failure(name: str, failure: dict[str, Any]) -> None:
+    out.print(f"\n[bold]{name}, seed {failure['seed']}[/bold]  {escape(failure['schedule'])}")
+    for found in failure["findings"]:
+        out.print(f"  [red]{escape(found['violation'])}[/red]: {escape(found['detail'])}")
+        out.print(f"    [dim]{escape(found['meaning'])}[/dim]")
+    out.print(f"  again: {escape(failure['again'])}", soft_wrap=True)
