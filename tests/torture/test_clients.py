@@ -184,6 +184,14 @@ async def breaks(asked: Asked) -> None:
     await asked.breaks()
 
 
+async def chatters(asked: Asked) -> None:
+    """A stream of comments that never ends."""
+    asked.streams()
+    while True:
+        asked.sends(b": still there\n\n")
+        await asyncio.sleep(0.01)
+
+
 async def ends(asked: Asked) -> None:
     asked.streams().ends()
 
@@ -517,7 +525,7 @@ async def no_json(asked: Asked) -> None:
         (breaks, r"/mcp: \w"),
         (says(then=breaks), r"/mcp: \w"),
         (says(then=Scripted.nothing), "TimeoutError"),
-        (says(b": still there\n\n", then=Scripted.nothing), "TimeoutError"),
+        (chatters, "TimeoutError"),
     ],
 )
 async def test_a_question_that_is_not_answered_is_an_error_that_says_so(
@@ -541,7 +549,18 @@ async def test_an_answer_is_found_among_other_messages() -> None:
             assert await soon(session.ask(runs_request(2, "r"))) == {"id": 2, "result": {"mine": 1}}
 
 
-NONSENSE = (b"", b"x", b"[1]", b"3", b"null", b'"\xff"', b"\xff", b"{", b"[" * 100_000, b'{"a":"\\ud800"}')
+NONSENSE = (
+    b"",
+    b"x",
+    b"[1]",
+    b"3",
+    b"null",
+    b'"\xff"',
+    b"\xff",
+    b"{",
+    b'{"a":' * 100_000,
+    b'{"a":"\\ud800"}',
+)
 
 
 @pytest.mark.parametrize("data", NONSENSE, ids=lambda data: repr(data[:8]))
@@ -723,6 +742,10 @@ def opened(**body: Any) -> Script:
     return told
 
 
+async def no_cursor(asked: Asked) -> None:
+    asked.answers(201, b'{"session":"x"}')
+
+
 @pytest.mark.parametrize(
     ("told", "get"),
     [
@@ -735,6 +758,8 @@ def opened(**body: Any) -> Script:
         (opened(), says(event("1.0.aa", {"id": 7}), then=breaks)),
         (opened(), Scripted.nothing),
         (opened(), says(then=Scripted.nothing)),
+        (opened(), chatters),
+        (no_cursor, says(event("1.0.aa", {"id": 0, "result": {}}))),
     ],
 )
 async def test_a_server_without_a_session_view_that_works_is_an_error(
@@ -748,26 +773,24 @@ async def test_a_server_without_a_session_view_that_works_is_an_error(
                 await soon(session.open())
 
 
-async def test_what_a_strange_server_advertises_is_nothing() -> None:
+async def test_a_token_is_quoted_and_what_a_strange_server_advertises_is_nothing() -> None:
     async with scripted() as server:
-
-        async def told(asked: Asked) -> None:
-            if asked.message.get("method") == "initialize":
-                initialized.set()
-            await opened(limits=[1], timers=None)(asked)
-
-        async def get(asked: Asked) -> None:
-            await initialized.wait()
-            asked.streams(event("1.0.aa", {"id": 0, "result": {}}))
-
-        initialized = asyncio.Event()
-        server.told, server.get = told, get
+        server.told = opened(limits=[1], timers=None)
+        server.get = says(event("1.0.aa", {"id": 0, "result": {}}))
         async with DoorSession(server.url, Trace()) as session:
-            server.get = says(event("1.0.aa", {"id": 0, "result": {}}))
             await soon(session.open())
             assert (session.limits, session.timers) == ({}, {})
         paths = {asked.path for asked in server.asked[1:]}
         assert paths == {f"/mcp/session/a%2Fb%20%C3%BC%3F{part}" for part in ("/messages", "/events", "")}
+
+
+async def test_an_event_that_is_skipped_at_the_very_beginning_is_skipped() -> None:
+    async with scripted() as server:
+        server.told = opened()
+        server.get = says(event("3.0.aa", {"id": 0, "result": {}}))
+        async with DoorSession(server.url, Trace()) as session:
+            await soon(session.open())
+            assert session.skipped == [(1, 2)]
 
 
 # Sockets ----------------------------------------------------------------------------------------------------

@@ -702,6 +702,14 @@ async def test_a_trap_that_is_set_twice_springs_once() -> None:
         assert sprung == [link, link]
 
 
+async def test_a_trap_remembers_no_more_than_it_needs() -> None:
+    async with paired() as (link, client, server):
+        link.arm(DOWN, b"pattern", Link.reset)
+        await server.says(b"x" * 1000, b"y" * 1000)
+        (trap,) = link._responses._traps
+        assert trap.seen == b"y" * 6
+
+
 async def test_a_trap_cuts_split_bytes_where_it_should() -> None:
     async with paired() as (link, client, server):
         link.split(DOWN, 4)

@@ -257,6 +257,15 @@ async def _(scene: Scene) -> None:
     assert stream.client.got.endswith(RESULT)
 
 
+@effect(Fault.CUT_FIRST)
+async def _(scene: Scene) -> None:
+    scene.begin()
+    post = await scene.asks(POST)
+    await post.server.says(STREAM, chunk(EVENT))
+    await post.client.gets_rst()
+    assert b"id:" not in post.client.got
+
+
 @effect(Fault.LOST_ANSWER)
 async def _(scene: Scene) -> None:
     scene.begin()

@@ -98,7 +98,8 @@ async def test_how_many_at_once_can_be_set() -> None:
             gate.set()
         await soon(gate.wait())
 
-    assert (await run_experiment(experiment(run), TARGET, iter(range(5)), jobs=5)).trials == 5
+    result = await run_experiment(experiment(run), TARGET, iter(range(5)), jobs=5)
+    assert (result.trials, result.failed) == (5, 0)
 
 
 async def test_after_so_many_seconds_no_trial_is_begun_and_those_that_run_are_finished(
@@ -449,14 +450,14 @@ def test_a_climb_that_was_begun_twice_was_run_twice(text: str, found: int, check
 @pytest.mark.parametrize(
     "answer",
     [
-        None,
         {},
         {"error": {}},
+        {"result": None},
         {"result": []},
         *({"result": {"content": content}} for content in (None, {}, [{}], [{"text": None}])),
     ],
 )
-def test_an_answer_that_says_nothing_of_runs_is_no_finding(answer: dict[str, Any] | None) -> None:
+def test_an_answer_that_says_nothing_of_runs_is_no_finding(answer: dict[str, Any]) -> None:
     trial = Trial("fake", 1, ())
     judge_runs(trial, "r", answer)
     assert (trial.findings, trial.counts["runs checked"]) == ([], 0)

@@ -17,6 +17,7 @@ from typing import Final
 
 import uvicorn
 
+from gapless.cli.loop import loop_factory
 from gapless.errors import GaplessError, UsageError
 from gapless.protocol.block import BLOCK_OVERHEAD
 from gapless.protocol.refusal import CLOSE_RESTART
@@ -74,7 +75,7 @@ def run(app: Gapless, listening: socket.socket, started: Callable[[], None]) -> 
         GaplessError: the log or the MCP server could not be started, or failed to stop.
     """
     _log_to_stderr()
-    with listening, asyncio.Runner(loop_factory=_loop_factory()) as runner:
+    with listening, asyncio.Runner(loop_factory=loop_factory()) as runner:
         try:
             runner.run(_serve(app, listening, started))
         except GaplessError:
@@ -93,14 +94,6 @@ def _log_to_stderr() -> None:
         logger.addHandler(handler)
         logger.setLevel(logging.WARNING)
         logger.propagate = False
-
-
-def _loop_factory() -> Callable[[], asyncio.AbstractEventLoop] | None:
-    try:
-        import uvloop
-    except ImportError:
-        return None
-    return uvloop.new_event_loop
 
 
 class _Server(uvicorn.Server):

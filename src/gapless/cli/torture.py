@@ -13,6 +13,7 @@ import typer
 from rich.markup import escape
 from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeElapsedColumn
 
+from gapless.cli.loop import loop_factory
 from gapless.cli.output import err, examples, interactive, out, print_json, print_table, say, table
 from gapless.errors import UsageError
 
@@ -120,7 +121,8 @@ def torture(
         jobs,
         pid,
     )
-    results, left_out = asyncio.run(run.run())
+    with asyncio.Runner(loop_factory=loop_factory()) as runner:
+        results, left_out = runner.run(run.run())
     _tell(run, results, left_out, html, as_json)
 
 

@@ -370,7 +370,7 @@ class FaultProxy:
         else:
             task = self._spawn(self._serve(reader, writer))
             # It may be cancelled before there is a link, or before it has begun.
-            pass
+            task.add_done_callback(lambda _: writer.transport.abort())
 
     async def _serve(self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
         try:

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from typing import Any
+
 from gapless.torture.door import DoorSession
 from gapless.torture.ladder import Account, ranges
 from gapless.torture.trial import Trial, Violation
@@ -46,13 +48,10 @@ def judge(trial: Trial, account: Account, *, excused: bool = False, repeats: boo
             trial.find(violation, _detail(account, rungs, violation), len(rungs))
 
 
-def judge_runs(trial: Trial, run: str, answer: dict[str, object] | None) -> None:
+def judge_runs(trial: Trial, run: str, answer: dict[str, Any]) -> None:
     """Note it if a climb was begun more than once; the answer is that of the tool `runs`."""
-    result = (answer or {}).get("result")
-    if not isinstance(result, dict):
-        return
     try:
-        count = int(result["content"][0]["text"])  # pyright: ignore[reportUnknownArgumentType]
+        count = int(answer["result"]["content"][0]["text"])
     except (KeyError, IndexError, TypeError, ValueError):
         return
     trial.counts["runs checked"] += 1

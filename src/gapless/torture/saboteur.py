@@ -178,6 +178,8 @@ class Saboteur:
                 link.buffer_response()
             case Fault.NOT_FOUND:
                 link.answer(404, body=b"not found\n")
+            case Fault.CUT_FIRST:
+                arm(b"\nid:", Link.reset, before=True)
             case Fault.LOST_ANSWER:
                 arm(b"HTTP/1.1 2", Link.reset, before=True)
             case Fault.REPEAT:
@@ -224,7 +226,7 @@ class Saboteur:
 def _takes(fault: Fault, link: Link) -> bool:
     """Whether a waiting fault is for this request."""
     match fault:
-        case Fault.LOST_ANSWER | Fault.REPEAT:
+        case Fault.CUT_FIRST | Fault.LOST_ANSWER | Fault.REPEAT:
             return link.request.startswith("POST")
         case Fault.CUT_HEAD | Fault.BUFFER | Fault.NOT_FOUND:
             return link.request.startswith("GET") and not link.upgraded

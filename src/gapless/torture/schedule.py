@@ -47,6 +47,7 @@ class Fault(Enum):
     CUT_RESULT = "cut-result"
     CUT_END = "cut-end"
     # At the next POST.
+    CUT_FIRST = "cut-first"
     LOST_ANSWER = "lost-answer"
     REPEAT = "repeat"
     # Through the door, and at the next handshake.
@@ -85,6 +86,7 @@ _MEANING: Final = {
     Fault.NOT_FOUND: "the next event stream is answered by a stranger's text/plain 404",
     Fault.CUT_RESULT: "a reset in place of the next result",
     Fault.CUT_END: "a reset between the next result and its stream's end",
+    Fault.CUT_FIRST: "the next POST's stream is cut before its first event ID",
     Fault.LOST_ANSWER: "the next POST is carried out, its answer lost",
     Fault.REPEAT: "the next POST reaches the server twice",
     Fault.MOVE: "the client goes through the door",

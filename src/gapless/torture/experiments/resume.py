@@ -15,7 +15,7 @@ from gapless.torture.judge import judge, judge_runs
 from gapless.torture.ladder import Climb, Kind, runs_request
 from gapless.torture.reading import Answer
 from gapless.torture.saboteur import sabotage
-from gapless.torture.schedule import AT_ONCE, Fault, Schedule, draw
+from gapless.torture.schedule import AT_ONCE, Fault, Schedule, Step, draw
 from gapless.torture.standard import StandardSession
 from gapless.torture.trial import RUN, Target, Trial, View, Violation
 
@@ -47,12 +47,14 @@ class Resume:
     serve: ClassVar[tuple[str, ...]] = ()
 
     def plan(self, seed: int) -> Schedule:
-        """One to three cuts, one trial in ten with a cut of the very end."""
+        """One to three cuts; in one trial of ten also of the very end, in one of twenty of the beginning."""
         rng = random.Random(f"resume {seed}")
         cuts = (*AT_ONCE, Fault.RESET, Fault.RESET, Fault.CUT_ALL, Fault.OUTAGE, Fault.CUT_HEAD)
         schedule = draw(rng, cuts, rng.randint(1, 3), _RUNGS)
         if rng.random() < 0.1:
             schedule += draw(rng, (Fault.CUT_RESULT, Fault.CUT_END), 1, _RUNGS)
+        elif rng.random() < 0.05:
+            schedule += (Step(0, Fault.CUT_FIRST.value),)
         return tuple(sorted(schedule))
 
     async def run(self, target: Target, trial: Trial) -> None:
