@@ -10,6 +10,7 @@ from typing import Final
 
 from gapless.protocol.session import View
 from gapless.protocol.settings import Limits
+from tests.explore.client import RETRY
 from tests.explore.world import Scenario
 
 __all__ = ["DEEP", "DEFAULT"]
@@ -18,8 +19,24 @@ _ONE: Final = {"steps": 1}
 _TWO: Final = {"steps": 2}
 _SSE: Final = {"policy": "never"}
 
+# Of two clients one is refused again and again; that it gives up soon keeps their worlds small.
+_SOON: Final = {"retry": replace(RETRY, attempts=2)}
+_ONE_SOON: Final = _ONE | _SOON
+_TWO_SOON: Final = _TWO | _SOON
+_SSE_SOON: Final = _SSE | _SOON
+
+_AGING: Final = Limits(retain_seconds=5.0, retain_events=60)
+"""Every event is evicted for itself; the number is never reached."""
+
 _NETWORK: Final = frozenset({"break", "lose"})
+_RESTART: Final = frozenset({"restart"})
 _BURNED: Final = frozenset({"session-superseded"})
+_TAKEN: Final = frozenset({"message-conflict"})
+_EVICTED: Final = frozenset({"cursor-evicted"})
+_DOWN: Final = frozenset({"gave-up"})
+"""A server that is down for long is given up."""
+_ELSEWHERE: Final = frozenset({"websocket-bound", "session-ended"})
+"""Whoever is refused for long because of another's socket gives up, and deletes the session."""
 
 DEFAULT: Final = (
     # The door, with feeds and commits that take their time.
@@ -59,7 +76,7 @@ DEFAULT: Final = (
         emits=2,
         acks=True,
         slow=True,
-        ends=frozenset({"cursor-evicted"}),
+        ends=_EVICTED,
     ),
     Scenario(
         "eviction by age",
@@ -70,7 +87,7 @@ DEFAULT: Final = (
         ages=1,
         acks=True,
         prompt=True,
-        ends=frozenset({"cursor-evicted"}),
+        ends=_EVICTED,
     ),
     Scenario(
         "eviction and a fault",
@@ -81,7 +98,73 @@ DEFAULT: Final = (
         faults=1,
         acks=True,
         prompt=True,
-        ends=frozenset({"cursor-evicted"}),
+        ends=_EVICTED,
+    ),
+    # Retention at the door: the limits are reached, or time passes, at any moment of it.
+    Scenario(
+        "eviction at the limit, two steps",
+        _TWO,
+        limits=Limits(retain_events=2),
+        before=1,
+        emits=2,
+        acks=True,
+        prompt=True,
+        ends=_EVICTED,
+    ),
+    Scenario(
+        "eviction by age, two steps",
+        _TWO,
+        limits=_AGING,
+        before=1,
+        emits=1,
+        ages=1,
+        acks=True,
+        prompt=True,
+        ends=_EVICTED,
+    ),
+    Scenario(
+        "pins that lapse, two steps",
+        _TWO,
+        limits=Limits(retain_events=2),
+        before=1,
+        emits=2,
+        lapses=1,
+        prompt=True,
+        ends=_EVICTED,
+    ),
+    Scenario(
+        "pins that lapse, by age", _ONE, limits=_AGING, before=1, emits=1, lapses=1, acks=True, ends=_EVICTED
+    ),
+    # The one limit that pins yield to; it is reached with an event above the gap, and inside of it.
+    Scenario(
+        "eviction by bytes",
+        _ONE,
+        limits=Limits(retain_bytes=200),
+        before=1,
+        emits=2,
+        acks=True,
+        prompt=True,
+        ends=_EVICTED,
+    ),
+    Scenario(
+        "eviction by bytes, two steps",
+        _TWO,
+        limits=Limits(retain_bytes=230),
+        before=1,
+        emits=2,
+        prompt=True,
+        ends=_EVICTED,
+    ),
+    Scenario(
+        "eviction by bytes and a fault",
+        _ONE,
+        limits=Limits(retain_bytes=200),
+        before=1,
+        emits=2,
+        faults=1,
+        kinds=frozenset({"break"}),
+        prompt=True,
+        ends=_EVICTED,
     ),
     # Messages.
     Scenario(
@@ -122,6 +205,7 @@ DEFAULT: Final = (
         closes=1,
         ends=frozenset({"session-expired", "session-ended"}),
     ),
+    # The server dies, and another process takes over what it finds in the log.
     Scenario(
         "the server restarts",
         _ONE,
@@ -129,9 +213,75 @@ DEFAULT: Final = (
         emits=0,
         asks=1,
         faults=1,
-        kinds=frozenset({"restart"}),
+        kinds=_RESTART,
         prompt=True,
-        ends=frozenset({"backend-lost"}),
+        ends=_DOWN | {"backend-lost"},
+    ),
+    Scenario(
+        "the server restarts, two steps",
+        _TWO,
+        before=1,
+        emits=1,
+        faults=1,
+        kinds=_RESTART,
+        prompt=True,
+        ends=_DOWN | {"backend-lost"},
+    ),
+    Scenario(
+        "the server restarts, two clients",
+        _ONE_SOON,
+        _SSE_SOON,
+        before=1,
+        emits=0,
+        faults=1,
+        kinds=_RESTART,
+        prompt=True,
+        ends=_DOWN | _ELSEWHERE | {"backend-lost"},
+    ),
+    # The same where sessions outlive it (N2, ahead of the server): what is restored suffices to go on.
+    Scenario(
+        "a session outlives the server",
+        _SSE,
+        emits=0,
+        asks=1,
+        faults=1,
+        kinds=_RESTART,
+        on_backend_loss="restart",
+        prompt=True,
+        ends=_DOWN,
+    ),
+    Scenario(
+        "a session outlives the server, one step",
+        _ONE,
+        emits=0,
+        asks=1,
+        faults=1,
+        kinds=_RESTART,
+        on_backend_loss="restart",
+        prompt=True,
+        ends=_DOWN,
+    ),
+    Scenario(
+        "a session outlives the server, two steps",
+        _TWO,
+        before=1,
+        emits=1,
+        faults=1,
+        kinds=_RESTART,
+        on_backend_loss="restart",
+        prompt=True,
+        ends=_DOWN,
+    ),
+    Scenario(
+        "a session outlives the server, two steps, two faults",
+        _TWO,
+        before=1,
+        emits=0,
+        faults=2,
+        kinds=_RESTART | {"break"},
+        on_backend_loss="restart",
+        prompt=True,
+        ends=_DOWN,
     ),
     Scenario(
         "the client restarts",
@@ -163,6 +313,46 @@ DEFAULT: Final = (
         moves=2,
         prompt=True,
     ),
+    # Two clients with one token, each of them ours.
+    Scenario("two clients at the door", _ONE_SOON, _ONE_SOON, before=1, emits=0, ends=_ELSEWHERE),
+    Scenario(
+        "two clients at the door, one is late",
+        _ONE_SOON,
+        _ONE_SOON,
+        before=1,
+        emits=0,
+        faults=2,
+        kinds=frozenset({"late"}),
+        prompt=True,
+        ends=_ELSEWHERE | _DOWN,
+    ),
+    Scenario(
+        "two clients at the door, two steps",
+        _TWO_SOON,
+        _TWO_SOON,
+        before=1,
+        emits=0,
+        prompt=True,
+        ends=_ELSEWHERE,
+    ),
+    Scenario(
+        "two clients at the door, one step and two",
+        _ONE_SOON,
+        _TWO_SOON,
+        before=1,
+        emits=0,
+        ends=_ELSEWHERE,
+    ),
+    Scenario(
+        "two clients, one of them at the door",
+        _ONE_SOON,
+        _SSE_SOON,
+        before=1,
+        emits=1,
+        prompt=True,
+        ends=_ELSEWHERE,
+    ),
+    Scenario("two clients post", _SSE, _SSE, emits=0, asks=1, prompt=True, ends=_TAKEN),
     # A second, naive client with the same token.
     Scenario("a sibling resumes", _TWO, before=1, emits=0, siblings=("resume",), ends=_BURNED),
     Scenario(
@@ -214,7 +404,7 @@ DEFAULT: Final = (
         faults=1,
         kinds=frozenset({"break"}),
         prompt=True,
-        ends=frozenset({"cursor-evicted"}),
+        ends=_EVICTED,
     ),
 )
 """What `make test` explores."""
@@ -249,6 +439,75 @@ DEEP: Final = (
         faults=2,
         kinds=_NETWORK,
         prompt=True,
+    ),
+    Scenario(
+        "eviction at the limit, two steps, a fault",
+        _TWO,
+        limits=Limits(retain_events=2),
+        before=1,
+        emits=2,
+        lapses=1,
+        faults=1,
+        kinds=_NETWORK,
+        prompt=True,
+        ends=_EVICTED,
+    ),
+    Scenario(
+        "a session outlives the server, twice",
+        _ONE,
+        before=1,
+        emits=0,
+        asks=1,
+        faults=2,
+        kinds=_RESTART,
+        on_backend_loss="restart",
+        prompt=True,
+        ends=_DOWN,
+    ),
+    Scenario(
+        "a session outlives the server, two clients",
+        _ONE_SOON,
+        _ONE_SOON,
+        before=1,
+        emits=0,
+        faults=1,
+        kinds=_RESTART,
+        on_backend_loss="restart",
+        prompt=True,
+        ends=_DOWN | _ELSEWHERE,
+    ),
+    Scenario(
+        "two clients at the door, a fault",
+        _ONE_SOON,
+        _ONE_SOON,
+        before=1,
+        emits=0,
+        faults=1,
+        kinds=_NETWORK | {"late"},
+        prompt=True,
+        ends=_DOWN | _ELSEWHERE,
+    ),
+    Scenario(
+        "two clients at the door, two steps, a fault",
+        _TWO_SOON,
+        _TWO_SOON,
+        before=1,
+        emits=0,
+        faults=1,
+        kinds=frozenset({"break", "late"}),
+        prompt=True,
+        ends=_DOWN | _ELSEWHERE,
+    ),
+    Scenario(
+        "two clients post, requests doubled",
+        _SSE,
+        _SSE,
+        emits=0,
+        asks=1,
+        faults=1,
+        kinds=frozenset({"duplicate"}),
+        prompt=True,
+        ends=_TAKEN,
     ),
 )
 """What `make explore` explores."""

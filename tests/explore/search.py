@@ -123,7 +123,7 @@ def _explore(scenario: Scenario, universe: Any, most: int) -> Result:
         graph.transitions,
         longest,
         len(universe.servers.table),
-        len(universe.peers.table),
+        sum(len(peers.table) for peers in universe.peers),
         process_time() - began,
         frozenset(universe.ends),
         frozenset(act[0] for act in graph.acts if act is not None),

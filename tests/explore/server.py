@@ -11,15 +11,15 @@ from collections.abc import Coroutine
 from contextlib import suppress
 from dataclasses import replace
 from functools import cache
-from typing import Any, Final, NamedTuple, TypeVar
+from typing import Any, Final, Literal, NamedTuple, TypeVar
 
 import msgspec
 
-from gapless.errors import MalformedError
-from gapless.log.base import BelowFloorError, Digest, Entry, SessionKey, Write
+from gapless.errors import ConflictError, MalformedError
+from gapless.log.base import BelowFloorError, SessionKey, Write
 from gapless.log.memory import MemoryLog
 from gapless.protocol import cursor as cursors
-from gapless.protocol.block import Block
+from gapless.protocol.block import Block, encode_event
 from gapless.protocol.cursor import EventId, Link, Start, parse_event_id
 from gapless.protocol.delivery import ConnectionId, Deliver, Delivery, Finish, Medium, Wait
 from gapless.protocol.inputs import (
@@ -45,25 +45,44 @@ from gapless.protocol.inputs import (
     Upgrade,
     Verdict,
 )
-from gapless.protocol.jsonrpc import peek
-from gapless.protocol.record import read_record, restore, write_record
+from gapless.protocol.jsonrpc import Kind, error_response, peek
+from gapless.protocol.record import write_record
 from gapless.protocol.refusal import CLOSE_EVICTED, CLOSE_FENCED, Reason
 from gapless.protocol.seam import SessionState
 from gapless.protocol.session import Commit, Session, View
 from gapless.protocol.settings import Limits
 from gapless.server.feed import CHUNK, _filtered  # pyright: ignore[reportPrivateUsage]
 from gapless.server.intake import message_input, message_number
+from gapless.server.live import as_write
+from gapless.server.sessions import own
 from tests.explore.parts import Violation, blocks, decode, freeze
 
-__all__ = ["AGED", "LINK0", "Ask", "Server", "Servers", "result_of"]
+__all__ = [
+    "AGED",
+    "LAPSED",
+    "LINK0",
+    "NOTIFICATION",
+    "SUPERSEDE",
+    "Ask",
+    "Loss",
+    "Server",
+    "Servers",
+    "result_of",
+]
 
 KEY: Final = SessionKey(b"session")
 LINK0: Final = Link(bytes(range(8)))
 NOTIFICATION: Final = b'{"jsonrpc":"2.0","method":"notifications/n"}'
 AGED: Final = 6.0
-"""The time at which `evict` finds everything too old; below the upgrade window, so that pins hold."""
+"""Seconds after which everything is too old, where a scenario says so; pins hold longer."""
+LAPSED: Final = 40.0
+"""Seconds after which pins have lapsed, too."""
 _NOWHERE: Final = 1 << 40
 _PROBES: Final = 3  # as in server.sessions
+
+Loss = Literal["supersede", "restart"]
+"""What a new owner does with a session whose backend is gone (N2)."""
+SUPERSEDE: Final[Loss] = "supersede"
 
 T = TypeVar("T")
 
@@ -100,15 +119,19 @@ class Told(NamedTuple):
     event: str
     data: bytes
     link: Link
+    size: int
 
 
 class Servers:
     """All states of one exploration's server, each once."""
 
-    def __init__(self, view: View, limits: Limits, *, crashes: bool) -> None:
+    def __init__(
+        self, view: View, limits: Limits, *, crashes: bool, on_backend_loss: Loss = SUPERSEDE
+    ) -> None:
         self.view = view
         self.limits = limits
         self.crashes = crashes
+        self.on_backend_loss = on_backend_loss
         self.table: dict[Any, Server] = {}
 
     def start(self) -> Server:
@@ -138,8 +161,12 @@ class Server:
     def __init__(self, servers: Servers) -> None:
         self.servers = servers
         self.number = -1
-        self.commit: tuple[Commit, Write] | None = None
-        """The commit under way."""
+        self.up = True
+        """Whether the process runs."""
+        self.fence = 0
+        """What this process writes under (N1)."""
+        self.commit: tuple[Commit, Write, int] | None = None
+        """The commit under way, and what of the account comes true with it."""
         self.waiting: tuple[tuple[Any, ...], ...] = ()
         """What is told when it is durable; `later` waits for the commit after it."""
         self.later: tuple[tuple[Any, ...], ...] = ()
@@ -151,13 +178,19 @@ class Server:
         # The account.
         self.history: tuple[Told, ...] = ()
         self.handed: tuple[int, ...] = ()
+        """Requests that a backend was ever given; `has` those that this one was."""
+        self.has: tuple[int, ...] = ()
         self.stated: dict[int, int] = {}
         self.gates: dict[int, tuple[int, bool]] = {}
         self.pin: tuple[int, int] | None = None
+        self.old = 0
+        """Events up to here are older than `AGED`."""
         self.doors = 0
-        """The last `upgrade-accepted` that a handshake concluded."""
+        """The last `upgrade-accepted` that a handshake concluded; `passed`, durably."""
+        self.passed = 0
         self.memo: dict[tuple[Any, ...], tuple[Server, tuple[tuple[Any, ...], ...]]] = {}
         self._due: frozenset[int] | None = None
+        self._accepted: frozenset[Any] | None = None
         self._out: list[tuple[Any, ...]] = []
         self.told: list[str] = []
 
@@ -185,8 +218,11 @@ class Server:
         draft.session, draft.log = self.session.copy(), self.log.copy()
         draft.commit, draft.waiting, draft.later = self.commit, self.waiting, self.later
         draft.asks, draft.attached, draft.reads = self.asks, self.attached, self.reads
-        draft.history, draft.handed, draft.doors = self.history, self.handed, self.doors
-        draft.stated, draft.gates, draft.pin = dict(self.stated), dict(self.gates), self.pin
+        draft.up, draft.fence, draft.has = self.up, self.fence, self.has
+        draft.history, draft.handed = self.history, self.handed
+        draft.doors, draft.passed = self.doors, self.passed
+        draft.stated, draft.gates = dict(self.stated), dict(self.gates)
+        draft.pin, draft.old = self.pin, self.old
         return draft
 
     def freeze(self) -> Any:
@@ -199,7 +235,7 @@ class Server:
         return (
             freeze(session),
             (stored.committed, stored.floor, stored.received, stored.dispatched),
-            stored.record if self.servers.crashes else None,
+            (stored.record, self.up, self.fence, self.has, self.passed) if self.servers.crashes else None,
             commit,
             self.waiting,
             self.later,
@@ -210,6 +246,7 @@ class Server:
             freeze(self.stated),
             freeze(self.gates),
             self.pin,
+            self.old,
             self.doors,
         )
 
@@ -240,13 +277,24 @@ class Server:
         return self._due
 
     @property
+    def accepted(self) -> frozenset[Any]:
+        """The requests that the inbox holds durably."""
+        if self._accepted is None:
+            entries = run(self.log.entries(KEY, 0, _NOWHERE))
+            looked = [_peek(entry.data) for entry in entries if entry.data]
+            self._accepted = frozenset(e.id for e in looked if e.kind is Kind.REQUEST)
+        return self._accepted
+
+    @property
     def answerable(self) -> list[int]:
         """Requests that the backend has and has not answered."""
         open = self.session.inbox.open
-        return [id for id in self.handed if id in open]
+        return [id for id in self.has if id in open]
 
     def ready(self, messages: tuple[tuple[int, bytes], ...]) -> bool:
         """Whether these messages can be taken: a repeated number is compared with what is durable (L6)."""
+        if not self.up:
+            return False
         if self.commit is None and not self.session.dirty:
             return True
         return all(number > self.session.inbox.received for number, _ in messages[:1])
@@ -267,9 +315,10 @@ class Server:
             for d in session.connections.values()
         ]
         return (
-            f"server {session.door.state.value}, floor {outbox.floor}, log {self.committed}, "
-            f"head {outbox.head}, ack {outbox.acks}, received {session.inbox.received}, "
-            f"open {list(session.inbox.open)}, {'commit under way, ' if self.commit else ''}{deliveries}"
+            f"server {session.door.state.value if self.up else 'down'}, "
+            f"floor {outbox.floor}, log {self.committed}, head {outbox.head}, ack {outbox.acks}, "
+            f"received {session.inbox.received}, open {list(session.inbox.open)}, "
+            f"{'commit under way, ' if self.commit else ''}{deliveries}"
         )
 
     def delivery(self, conn: int) -> Delivery | None:
@@ -321,6 +370,11 @@ class Server:
         cursor = self._cursor(rid, text)
         if cursor is not None:
             self._ask(rid, Handshake(conn, cursor, ticket, "own", "/events"), 0)
+
+    def _request_delete(self, rid: int, _: ConnectionId) -> None:
+        self._put(End(Reason.SESSION_ENDED, ""))
+        self._begin()
+        self._answer(rid, ("ended",))  # nobody waits for it
 
     def _request_ack(self, rid: int, _: ConnectionId, text: str) -> None:
         cursor = self._cursor(rid, text)
@@ -404,15 +458,7 @@ class Server:
         self._begin()
 
     def _on_commit(self) -> None:
-        assert self.commit is not None
-        commit, write = self.commit
-        run(self.log.commit(KEY, write))
-        self.session.confirm(commit)
-        self.commit = None
-        for block in blocks(write.segment):
-            assert block.id is not None
-            id = parse_event_id(block.id)
-            self.history += (Told(id.stream, block.event, block.data or b"", id.link),)
+        self.session.confirm(self._land())
         waiting, self.waiting = self.waiting, ()
         if self.session.dirty:
             self._begin()
@@ -422,36 +468,89 @@ class Server:
         for waiter in waiting:
             self._release(waiter)
 
-    def _on_aged(self) -> None:
-        """Everything is too old now; what is pinned stays."""
-        floor = self.session.outbox.floor
-        self.session.evict(AGED)
-        self._check_floor(floor, aged=True)
+    def _land(self) -> Commit:
+        """The log has made the commit under way durable."""
+        assert self.commit is not None
+        (commit, write, self.passed), self.commit = self.commit, None
+        run(self.log.commit(KEY, write))
+        for block in blocks(write.segment):
+            assert block.id is not None
+            id = parse_event_id(block.id)
+            data = block.data or b""
+            size = len(encode_event(id, block.event, data))
+            self.history += (Told(id.stream, block.event, data, id.link, size),)
+        return commit
+
+    def _on_aged(self, seconds: float) -> None:
+        """So much time passes. The clock stands at 0 here; what happened before is that much older now."""
+        outbox = self.session.outbox
+        for mark in outbox._marks:  # pyright: ignore[reportPrivateUsage]
+            mark.at -= seconds
+        if outbox.pin is not None:
+            outbox.pin = replace(outbox.pin, deadline=outbox.pin.deadline - seconds)
+        self.old = outbox.head
+        if seconds >= self.session.limits.upgrade_window:
+            self.pin = None
+        self._evict()
         self._begin()
 
     def _on_end(self) -> None:
         self._put(End(Reason.SESSION_EXPIRED, ""))
         self._begin()
 
-    def _on_crash(self) -> None:
-        """The process dies; the next one finds the log, and its backend gone (N2)."""
-        stored = run(self.log.load(KEY))
-        assert stored is not None
-        self.session = restore(
-            read_record(stored.record),
-            committed=stored.committed,
-            link=stored.link,
-            floor=stored.floor,
-            floor_link=stored.floor_link,
-            received=stored.received,
-            limits=self.servers.limits,
-            durability="memory",
-            now=0.0,
-        )
+    # The process ------------------------------------------------------------------------------------
+
+    def _on_crash(self, landed: bool) -> None:
+        """The process dies. A commit under way has made it to the log, or it has not.
+
+        The session is as the next process finds it. That finds it only later, but nothing can come between.
+        """
+        late = self.commit
+        if landed:
+            self._land()
+        self.up, self.has, self.doors = False, (), self.passed
         self.commit, self.waiting, self.later, self.asks = None, (), (), ()
         self.attached, self.reads, self.gates = frozenset(), (), {}
-        self._put(End(Reason.BACKEND_LOST, "restarted"))
+        stored = run(self.log.load(KEY))
+        assert stored is not None
+        self.session, _, self.fence = run(own(self.log, stored, self.servers.limits, 0.0))
+        if late is not None and not landed and self.session.reason is None:
+            self._check_fence(late[1])
+
+    def _check_fence(self, write: Write) -> None:
+        """A write of the process before, which may be slow to get to the log, is refused by it (N1, L8)."""
+        try:
+            run(self.log.copy().commit(KEY, write))
+        except ConflictError:
+            return
+        raise Violation("N1: a process that another one has taken over from still writes to the log")
+
+    def _on_boot(self) -> None:
+        """The next process takes the session over; its backend is gone (N2)."""
+        self.up = True
+        if self.session.reason is not None:
+            return
+        match self.servers.on_backend_loss:
+            case "supersede":
+                self._put(End(Reason.BACKEND_LOST, "restarted"))
+            case "restart":
+                self._go_on()
         self._begin()
+
+    def _go_on(self) -> None:
+        """What N2 says of `restart`, ahead of `Sessions`: whatever it needs is in the log."""
+        stored = run(self.log.load(KEY))
+        assert stored is not None
+        for request in list(self.session.inbox.open.values()):
+            if request.number <= stored.dispatched:
+                error = error_response(request.id, -32000, "restarted", {"reason": "outcome-unknown"})
+                self._put(Emitted(error, _peek(error)))
+        for entry in run(self.log.entries(KEY, stored.dispatched, _NOWHERE)):
+            if entry.data:
+                # Committed before it is handed over (N1).
+                self.session._dispatched = entry.number  # pyright: ignore[reportPrivateUsage]
+                self.session._changed = True  # pyright: ignore[reportPrivateUsage]
+                self.waiting += ((0, "dispatch", entry.number, _peek(entry.data).id),)
 
     # Probes -----------------------------------------------------------------------------------------
 
@@ -475,6 +574,7 @@ class Server:
     def _put(self, input: Input) -> list[Effect]:
         session = self.session
         floor, head, committed = session.outbox.floor, session.outbox.head, self.committed
+        state = session.door.state
         effects = session.handle(input, 0.0)
         self.told.append(f"{input} → {effects}")
         cursor: Any = getattr(input, "cursor", None)
@@ -485,9 +585,9 @@ class Server:
                     self._check_stated(cursor, floor, committed)
                     if echo != session.outbox.head or delivery.gate != echo:
                         raise Violation(f"U2: the log is at {session.outbox.head}, the echo says {echo}")
-                    assert cursor is not None
                     self.gates[delivery.connection] = (echo, False)
-                    self.pin, self.doors = (cursor.stated.seq, echo), session.outbox.head
+                    self.pin = (cursor.stated.seq, echo) if cursor.stated.seq < echo else None
+                    self.doors = session.outbox.head
                 case Offered():
                     assert cursor is not None, "an upgrade states its cursor"
                     self._check_stated(cursor, floor, committed)
@@ -501,6 +601,8 @@ class Server:
                         raise Violation(
                             f"C5, M4: {cursor.stated} is refused as evicted, and nothing after it is"
                         )
+                    if (head, state) != (session.outbox.head, session.door.state):
+                        raise Violation("U1: what was refused as evicted has changed the session")
                 case _:
                     pass
         if isinstance(input, Acked) and input.connection is not None and effects:
@@ -508,8 +610,6 @@ class Server:
             if isinstance(effects[0], Stated) and conn in self.gates:
                 echo, acked = self.gates[conn]
                 self.gates[conn] = (echo, acked or input.cursor.stated.seq >= echo)
-        if self.pin is not None and self.stated.get(0, 0) >= self.pin[1]:
-            self.pin = None
         return effects
 
     def _check_stated(self, cursor: Cursor | None, floor: int, committed: int) -> None:
@@ -525,6 +625,8 @@ class Server:
         if first is not None:
             raise Violation(f"U1, C5: success for the cursor {seq}, but event {first} is evicted")
         self.stated[stated.stream] = max(seq, self.stated.get(stated.stream, 0))
+        if self.pin is not None and stated.stream == 0 and seq >= self.pin[1]:
+            self.pin = None
 
     def _first_evicted(self, cursor: Cursor, floor: int) -> int | None:
         """The first event after a cursor that is evicted: of its stream, in the stream view (M4)."""
@@ -542,25 +644,11 @@ class Server:
         """
         if self.commit is not None or not self.session.dirty:
             return
-        floor = self.session.outbox.floor
-        self.session.evict(0.0)
-        self._check_floor(floor, aged=False)
+        self._evict()
         commit = self.session.take()
         record = write_record(self.session, "p", None) if commit.record else None
-        entries = tuple(Entry(m.number or 0, Digest(m.digest), m.data) for m in commit.entries)
-        moved = commit.floor
-        write = Write(
-            expect=commit.expect,
-            segment=commit.segment.data,
-            last=commit.segment.last,
-            link=commit.segment.link,
-            entries=entries,
-            dispatched=commit.dispatched,
-            record=record,
-            floor=None if moved is None else moved[0],
-            floor_link=None if moved is None else moved[1],
-        )
-        self.commit = (commit, write)
+        write = as_write(commit, record, self.fence)
+        self.commit = (commit, write, self.doors)
         self._check_write(write)
 
     def _check_write(self, write: Write) -> None:
@@ -580,19 +668,35 @@ class Server:
         if len(offers) > 1:
             raise Violation(f"U7: a second upgrade-accepted: events {offers}")
 
-    def _check_floor(self, before: int, *, aged: bool) -> None:
+    def _evict(self) -> None:
+        """Apply retention: what is evicted has a reason, and so has what is kept above a limit (L4)."""
         outbox, limits = self.session.outbox, self.session.limits
+        before, fine = outbox.floor, limits.retain_events < 64 or limits.retain_bytes < 64 * 64
+        self.session.evict(0.0)
         if outbox.floor < before:
             raise Violation("L3: the floor fell")
-        if self.pin is not None and outbox.floor > max(self.pin[0], before):
-            raise Violation(f"L4: events of the gap {self.pin} are evicted: the floor is {outbox.floor}")
-        for seq in range(before + 1, outbox.floor + 1):
-            stream = self.history[seq - 1].stream
-            acked = self.stated.get(stream, 0) >= seq
-            if not acked and not aged and outbox.head - (seq - 1) <= limits.retain_events:
+        size = outbox.pending + (0 if self.commit is None else len(self.commit[1].segment))
+        size += sum(told.size for told in self.history[before:])
+        for seq in range(before + 1, self.committed + 1):
+            told, gone = self.history[seq - 1], seq <= outbox.floor
+            large, many = size > limits.retain_bytes, outbox.head - (seq - 1) > limits.retain_events
+            aged = seq <= self.old and limits.retain_seconds < AGED
+            pinned = self.pin is not None and seq > self.pin[0]
+            acked = self.stated.get(told.stream, 0) >= seq
+            if gone and pinned and not large:
                 raise Violation(
-                    f"L4, M4: event {seq} of stream {stream} is evicted, unacked, below the limit"
+                    f"L4: event {seq} of the gap {self.pin} is evicted: the floor is {outbox.floor}"
                 )
+            if gone and not (acked or large or many or aged):
+                raise Violation(
+                    f"L4, M4: event {seq} of stream {told.stream} is evicted, unacked, below the limit"
+                )
+            if not gone:
+                # Limits that are not tiny have steps, which take more than one event.
+                if fine and (large or ((many or aged) and not pinned)):
+                    raise Violation(f"L4: event {seq} is kept, above a limit")
+                break
+            size -= told.size
 
     # Answers, once durable --------------------------------------------------------------------------
 
@@ -681,12 +785,13 @@ class Server:
             return
         stored = run(self.log.load(KEY))
         assert stored is not None
+        if id in self.handed:
+            raise Violation(f"L6: request {id} is handed to the backend twice")
         if stored.dispatched < number or stored.received < number:
             raise Violation(f"N1: message {number} is handed over before that is durable")
         if id is not None:
-            if id in self.handed:
-                raise Violation(f"L6: request {id} is handed to the backend twice")
             self.handed += (id,)
+            self.has += (id,)
 
     # Delivery ---------------------------------------------------------------------------------------
 
@@ -798,9 +903,9 @@ class Server:
         if live and not bound and session.door.state is not SessionState.TERMINATED:
             raise Violation("B7, B8: a socket may write, but holds nothing")
         if session.reason is not None and self.committed == session.outbox.head:
-            unsettled = set(self.handed) - {_peek(t.data).id for t in self.history if t.event == "message"}
+            unsettled = self.accepted - {_peek(t.data).id for t in self.history if t.event == "message"}
             if unsettled:
-                raise Violation(f"L7: the session is over, and requests {unsettled} were never settled")
+                raise Violation(f"L7: the session is over, and requests {set(unsettled)} were never settled")
         if session.door.state in _PASSING and self.committed == session.outbox.head:
             for conn in self.attached:
                 delivery = session.connections[ConnectionId(conn)]

@@ -59,6 +59,7 @@ class Standards:
 class Standard:
     """One state of the client. A stream's attempt is its place in `streams`, from 1."""
 
+    name = "client"
     over = False
     hand = None
     reading = True

@@ -11,7 +11,7 @@ from tests.explore.world import FAULTS, Scenario
 
 @pytest.mark.timeout(600)
 @pytest.mark.rule(
-    "S1", "S2", "S3", "S4", "S5", "S6", "L2", "L7", "C7", "U1", "U2", "U3", "U4", "U7", "B1", "B6"
+    "S1", "S2", "S3", "S4", "S5", "S6", "L2", "L4", "L6", "L7", "C7", "U1", "U2", "U3", "U4", "U7", "B1", "B6"
 )
 @pytest.mark.parametrize("scenario", DEFAULT, ids=lambda scenario: scenario.name)
 def test_every_interleaving_keeps_what_must_always_hold(
@@ -30,6 +30,8 @@ def test_together_the_scenarios_have_everything_happen() -> None:
     assert kinds == FAULTS
     assert {s.view for s in DEFAULT} == {"session", "stream"}
     assert {s.client.get("steps") for s in DEFAULT if s.faults >= 2} >= {1, 2}
+    assert any(s.second is not None for s in DEFAULT)
+    assert {s.on_backend_loss for s in DEFAULT if "restart" in s.kinds} == {"supersede", "restart"}
     # Events beside `upgrade-accepted`, of which each door adds one.
     assert max(s.before + s.emits for s in DEFAULT) >= 4
 

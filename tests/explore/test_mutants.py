@@ -3,23 +3,30 @@
 from __future__ import annotations
 
 from collections.abc import Callable
+from dataclasses import replace
 from typing import Any, NamedTuple
 
 import msgspec
 import pytest
 
+from gapless.log.base import SessionKey
+from gapless.log.memory import MemoryLog
 from gapless.protocol import cursor as cursors
 from gapless.protocol import delivery as deliveries
 from gapless.protocol import door as doors
+from gapless.protocol import moves
 from gapless.protocol.block import Block, encode_block
+from gapless.protocol.client import Client, Phase
 from gapless.protocol.cursor import EventId, Start
 from gapless.protocol.delivery import ConnectionId, Deliver, Delivery, Medium
 from gapless.protocol.door import TRANSITIONS, Asked, Do
 from gapless.protocol.inbox import Inbox
 from gapless.protocol.inbox import Verdict as Judgement
 from gapless.protocol.incoming import Event, Incoming
-from gapless.protocol.inputs import Cursor, Handshake, Serving, Verdict
-from gapless.protocol.outbox import Outbox
+from gapless.protocol.inputs import Cursor, Handshake, Serving, Upgrade, Verdict
+from gapless.protocol.outbox import Outbox, Pin
+from gapless.protocol.record import Record
+from gapless.protocol.refusal import Reason, Refusal
 from gapless.protocol.seam import Boundary, SessionState
 from gapless.protocol.session import Session, View
 from gapless.protocol.settings import Limits
@@ -237,6 +244,198 @@ def an_end_that_settles_nothing(patch: Patch) -> None:
     patch.setattr(Session, "_terminate", terminate)
 
 
+# A server that restarts ---------------------------------------------------------------------------
+
+
+def a_restart_that_keeps_an_uncommitted_event(patch: Patch) -> None:
+    """Of the commit under way the log keeps the events, and not the state that they made."""
+    from tests.explore.server import Server
+
+    real = Server._on_crash
+
+    def crash(self: Server, landed: bool) -> None:
+        if not landed and self.commit is not None:
+            commit, write, account = self.commit
+            self.commit = commit, replace(write, record=None), account
+        real(self, self.commit is not None)
+
+    patch.setattr(Server, "_on_crash", crash)
+
+
+def a_restart_that_forgets_what_was_dispatched(patch: Patch) -> None:
+    real = MemoryLog.acquire
+
+    async def acquire(self: MemoryLog, key: SessionKey) -> int:
+        fence = await real(self, key)
+        session = self._sessions[key]
+        session.stored = replace(session.stored, dispatched=0)
+        return fence
+
+    patch.setattr(MemoryLog, "acquire", acquire)
+
+
+def a_takeover_without_a_fence(patch: Patch) -> None:
+    async def acquire(self: MemoryLog, key: SessionKey) -> int:
+        return self._sessions[key].stored.fence
+
+    patch.setattr(MemoryLog, "acquire", acquire)
+
+
+def restored(patch: Patch, change: Callable[[Record, Session], None]) -> None:
+    """What is restored from a record is changed."""
+    from gapless.server import sessions
+
+    real = sessions.restore
+
+    def restore(record: Record, **rest: Any) -> Session:
+        session = real(record, **rest)
+        change(record, session)
+        return session
+
+    patch.setattr(sessions, "restore", restore)
+
+
+def a_binding_taken_for_live_after_a_restart(patch: Patch) -> None:
+    def bind(record: Record, session: Session) -> None:
+        session.door.state, session.door.event = record.state, record.event
+
+    restored(patch, bind)
+
+
+def a_restart_that_forgets_the_ticket(patch: Patch) -> None:
+    def forget(record: Record, session: Session) -> None:
+        session.door.ticket = None
+
+    restored(patch, forget)
+
+
+# Retention at the door ----------------------------------------------------------------------------
+
+
+def an_offer_that_pins_nothing(patch: Patch) -> None:
+    """Only the handshake pins: what is evicted before it is missing in the gap."""
+    real = Session._upgrade
+
+    def upgrade(self: Session, input: Upgrade, now: float) -> Any:
+        effects = real(self, input, now)
+        self.outbox.pin = None
+        return effects
+
+    patch.setattr(Session, "_upgrade", upgrade)
+
+
+def a_ticket_taken_for_proof(patch: Patch) -> None:
+    """The cursor was covered when the ticket was issued."""
+    real = Session._handshake
+
+    def handshake(self: Session, input: Handshake, now: float) -> Any:
+        if input.ticket is not None and input.ticket == self.door.ticket:
+            patched = type(self)._prove
+            type(self)._prove = lambda self, cursor: None
+            try:
+                return real(self, input, now)
+            finally:
+                type(self)._prove = patched
+        return real(self, input, now)
+
+    patch.setattr(Session, "_handshake", handshake)
+
+
+def a_pin_that_never_lapses(patch: Patch) -> None:
+    real = Outbox.pin_gap
+
+    def pin_gap(self: Outbox, after: int, upto: int, deadline: float) -> None:
+        real(self, after, upto, float("inf"))
+
+    patch.setattr(Outbox, "pin_gap", pin_gap)
+
+
+def a_pin_that_yields_to_nothing(patch: Patch) -> None:
+    real = Outbox.evict
+
+    def evict(self: Outbox, limits: Limits, now: float) -> int:
+        pinned = self.pin is not None and now < self.pin.deadline
+        return real(self, replace(limits, retain_bytes=1 << 40) if pinned else limits, now)
+
+    patch.setattr(Outbox, "evict", evict)
+
+
+def a_pin_that_outlives_its_ack(patch: Patch) -> None:
+    """As it was: of a gap that was empty, or acked before its socket was there."""
+
+    def ack(self: Outbox, stream: int, seq: int) -> bool:
+        if seq <= self.acks.get(stream, 0):
+            return False
+        self.acks[stream] = seq
+        if self.pin is not None and seq >= self.pin.upto:
+            self.pin = None
+        return True
+
+    def pin_gap(self: Outbox, after: int, upto: int, deadline: float) -> None:
+        self.pin = Pin(after, upto, deadline)
+
+    patch.setattr(Outbox, "ack", ack)
+    patch.setattr(Outbox, "pin_gap", pin_gap)
+
+
+# Two clients --------------------------------------------------------------------------------------
+
+
+def a_number_that_is_a_repeat_whatever_it_holds(patch: Patch) -> None:
+    """A newcomer's message is taken for the one that another process sent under its number."""
+    real = Inbox.judge
+
+    def judge(self: Inbox, process: str, number: int, same: bool) -> Judgement:
+        return real(self, process, number, same=True)
+
+    patch.setattr(Inbox, "judge", judge)
+
+
+def a_refused_newcomer_that_never_gives_up(patch: Patch) -> None:
+    real = Client._refused
+
+    def refused(self: Client, input: moves.Refused, now: float) -> Any:
+        if input.refusal is not None and input.refusal.reason is Reason.WEBSOCKET_BOUND:
+            self._failures = 0
+        return real(self, input, now)
+
+    patch.setattr(Client, "_refused", refused)
+
+
+def a_probe_that_is_not_answered(patch: Patch) -> None:
+    real = Client._control
+
+    def control(self: Client, block: Block, now: float) -> Any:
+        return [] if block.event == "probe" else real(self, block, now)
+
+    patch.setattr(Client, "_control", control)
+
+
+def a_session_deleted_that_another_holds(patch: Patch) -> None:
+    from gapless.protocol import sending
+
+    real = sending.for_good
+
+    def for_good(refusal: Refusal) -> Any:
+        stop = real(refusal)
+        stop.live = True
+        return stop
+
+    patch.setattr(sending, "for_good", for_good)
+
+
+def a_silent_stream_that_is_no_end_at_the_door(patch: Patch) -> None:
+    """As it was: whoever hears nothing (C8) just resumes, be it at the boundary."""
+    real = Client._tick
+
+    def tick(self: Client, now: float) -> Any:
+        if self.phase is not Phase.STREAMING or now < self._heard + 2 * self.keepalive:
+            return real(self, now)
+        return self._drop() + self._rest(Phase.LISTENING, None, now, "nothing heard")
+
+    patch.setattr(Client, "_tick", tick)
+
+
 # The client ---------------------------------------------------------------------------------------
 
 
@@ -306,6 +505,68 @@ STREAMS = Scenario(
 )
 
 
+RESTARTING = Scenario(
+    "restarting",
+    before=1,
+    emits=1,
+    faults=1,
+    kinds=frozenset({"restart"}),
+    prompt=True,
+    ends=frozenset({"backend-lost", "gave-up"}),
+)
+OUTLIVING = Scenario(
+    "outliving",
+    {"steps": 2},
+    before=1,
+    emits=0,
+    asks=1,
+    faults=1,
+    kinds=frozenset({"restart"}),
+    on_backend_loss="restart",
+    prompt=True,
+    ends=frozenset({"gave-up"}),
+)
+LAPSING = Scenario(
+    "lapsing",
+    {"steps": 2},
+    limits=Limits(retain_events=2),
+    before=1,
+    emits=2,
+    lapses=1,
+    prompt=True,
+    ends=frozenset({"cursor-evicted"}),
+)
+EMPTY = replace(
+    LAPSING, name="empty", limits=Limits(retain_seconds=5.0, retain_events=60), emits=1, ages=1, lapses=0
+)
+FULL = Scenario(
+    "full",
+    limits=Limits(retain_bytes=200),
+    before=1,
+    emits=2,
+    prompt=True,
+    ends=frozenset({"cursor-evicted"}),
+)
+POSTING = Scenario(
+    "posting",
+    {"policy": "never"},
+    {"policy": "never"},
+    emits=0,
+    asks=1,
+    prompt=True,
+    ends=frozenset({"message-conflict"}),
+)
+BOTH = Scenario(
+    "both at the door",
+    before=1,
+    emits=0,
+    second={},
+    prompt=True,
+    ends=frozenset({"websocket-bound", "session-ended"}),
+)
+BOTH_TWO = replace(BOTH, name="both, two steps", client={"steps": 2}, second={"steps": 2})
+
+
 def siblings(*what: str, steps: int = 2, faults: int = 0) -> Scenario:
     """A second client that does `what`, beside one that goes through the door."""
     ends = frozenset({"non-resumable-boundary", "session-superseded"}) if steps == 2 else frozenset[str]()
@@ -336,6 +597,25 @@ MUTANTS = (
     Mutant(the_replay_scanned_before_the_connection_listens, SLOW, "§11.2"),
     Mutant(a_repeated_message_run_again, SENDING, "L6"),
     Mutant(an_end_that_settles_nothing, ENDING, "L7"),
+    Mutant(a_restart_that_keeps_an_uncommitted_event, OUTLIVING, "L7"),
+    Mutant(a_restart_that_forgets_what_was_dispatched, OUTLIVING, "L6"),
+    Mutant(a_takeover_without_a_fence, RESTARTING, "N1"),
+    Mutant(a_binding_taken_for_live_after_a_restart, RESTARTING, "§6"),
+    Mutant(a_restart_that_forgets_the_ticket, replace(OUTLIVING, asks=0), "U9"),
+    Mutant(an_offer_that_pins_nothing, LAPSING, "L4"),
+    Mutant(a_ticket_taken_for_proof, LAPSING, "U1, C5"),
+    Mutant(a_pin_that_never_lapses, LAPSING, "L4"),
+    Mutant(a_pin_that_yields_to_nothing, FULL, "L4"),
+    Mutant(a_pin_that_outlives_its_ack, EMPTY, "L4"),
+    Mutant(a_number_that_is_a_repeat_whatever_it_holds, POSTING, "§11.5"),
+    Mutant(a_session_deleted_that_another_holds, POSTING, "§11.5"),
+    Mutant(a_refused_newcomer_that_never_gives_up, BOTH, "§11.5"),
+    Mutant(a_probe_that_is_not_answered, BOTH, "§11.5"),
+    Mutant(
+        a_silent_stream_that_is_no_end_at_the_door,
+        replace(BOTH_TWO, faults=1, kinds=frozenset({"break"})),
+        "U9",
+    ),
     Mutant(the_cursor_moved_on_arrival, ONE, "C4"),
     Mutant(the_cursor_moved_before_delivery, ONE, "C4"),
 )

@@ -1,4 +1,4 @@
-"""A world: a server, a client, the network between them, and all that can happen next.
+"""A world: a server, its clients, the network between them, and all that can happen next.
 
 The network is made of exchanges (one HTTP request and its answer) and links (an event stream or a
 socket, once the server serves it). A fault breaks a link, and each side finds out on its own, in its
@@ -31,9 +31,9 @@ from gapless.protocol.moves import (
 from gapless.protocol.seam import SessionState
 from gapless.protocol.session import View
 from gapless.protocol.settings import Limits
-from tests.explore.client import Peer, Peers
+from tests.explore.client import NAMES, Peer, Peers
 from tests.explore.parts import END, FIN, OPEN, Item, Violation, item
-from tests.explore.server import NOTIFICATION, Server, Servers, result_of
+from tests.explore.server import AGED, LAPSED, NOTIFICATION, SUPERSEDE, Loss, Server, Servers, result_of
 from tests.explore.standard import Standards, Stream
 
 __all__ = [
@@ -56,12 +56,14 @@ FAULTS: Final = frozenset(
 )
 """What nobody can count on not happening; a bounded number of times."""
 
-UNSURE: Final = frozenset({"emit", "ask", "sibling", "end", "aged", "move", "gone", "lost", "ack", "stray"})
+UNSURE: Final = frozenset(
+    {"emit", "ask", "sibling", "end", "aged", "lapsed", "move", "gone", "lost", "ack", "stray", "unheard"}
+)
 """What may happen but need not: nothing may depend on it to come to rest (§11.5).
 
 `gone` and `lost` are the server's and the client's transport noticing by themselves that a link is
 broken: a half-open connection may stay unnoticed for good. `stray` is a request that nobody waits
-for any more being handled.
+for any more being handled, `unheard` one that comes while no server runs.
 """
 
 _PENDING: Final = SessionState.UPGRADE_ACCEPTED_PENDING
@@ -73,7 +75,7 @@ SIBLING: Final = -99
 """The owner of what a sibling does: it takes whatever comes, and answers nothing."""
 _OTHERS: Final = frozenset({0, SIBLING})
 
-_NUMBERS: Final = {"get": 1, "knock": 11, "upgrade": 21, "post": 31, "ack": 41, "mcp": 51}
+_NUMBERS: Final = {"get": 1, "knock": 11, "upgrade": 21, "post": 31, "ack": 41, "mcp": 51, "delete": 61}
 """Where the numbers of connections and requests begin: by kind, so that fewer orders are told apart."""
 
 _ONCE: Final = frozenset({"get", "upgrade", "knock"})
@@ -82,9 +84,10 @@ _REPEATABLE: Final = frozenset({"post", "upgrade"})
 
 
 class Exchange(NamedTuple):
-    """A request and its answer. `owner` is the client's attempt; 0 if nobody waits for an answer."""
+    """A request of client `who`, and its answer. `owner` is the attempt; 0 if nobody waits for an answer."""
 
     rid: int
+    who: int
     owner: int
     kind: str
     args: tuple[Any, ...]
@@ -93,9 +96,10 @@ class Exchange(NamedTuple):
 
 
 class Link(NamedTuple):
-    """A connection that the server serves or served. `owner` is 0 once the client is done with it."""
+    """A connection that the server serves or served. `owner` is 0 once client `who` is done with it."""
 
     conn: int
+    who: int
     owner: int
     socket: bool
     alive: bool
@@ -110,31 +114,32 @@ class Left(NamedTuple):
     """What may still happen, of what may happen only so often."""
 
     emits: int
-    asks: int
+    asks: tuple[int, ...]
     faults: int
     siblings: tuple[str, ...]
     ends: int
     ages: int
+    lapses: int
     moves: int
 
 
 class World:
     """One state of everything."""
 
-    __slots__ = ("client", "exchanges", "left", "links", "number", "numbers", "server")
+    __slots__ = ("clients", "exchanges", "left", "links", "number", "numbers", "server")
 
     def __init__(
         self,
         universe: Universe,
         server: Server,
-        client: Peer,
+        clients: tuple[Peer, ...],
         exchanges: tuple[Exchange, ...],
         links: tuple[Link, ...],
         left: Left,
         before: World | None = None,
     ) -> None:
         self.server = server
-        self.client = client
+        self.clients = clients
         self.exchanges = exchanges
         self.links = links
         self.left = left
@@ -149,7 +154,10 @@ class World:
                 was[2] if left is before.left else universe.number(left),
             )
         a, b, c = self.numbers
-        self.number = (((server.number << 24 | client.number) << 24 | a) << 24 | b) << 24 | c
+        number = ((server.number << 24 | a) << 24 | b) << 24 | c
+        for client in clients:
+            number = number << 24 | client.number
+        self.number = number
 
 
 @dataclass(frozen=True, slots=True)
@@ -157,18 +165,22 @@ class Scenario:
     """What is explored: who is there, what may happen and how often, and how it may end.
 
     Attributes:
+        client: options of the client; `second` those of another one with the same token, if there is one.
         before: events that the log holds when the client comes.
-        emits, asks: notifications of the backend and requests of the application, at most.
+        emits, asks: notifications of the backend and requests of each application, at most.
+        moves: times that the first application asks for the WebSocket, at most.
         faults: of `kinds`, at most.
         siblings: requests of a second, naive client with the same token; each once, at any time.
-        ends: errors that the client may end with; none if it must get through.
+        ends: errors that a client may end with; none if it must get through.
         prompt: feeds write as soon as they can; otherwise later, too.
         slow: the log takes its time to answer reads.
+        ages, lapses: times that everything becomes too old, and that pins lapse as well; at most.
         acks: the client's ack timer fires (it may always be late, so that it matters only to eviction).
     """
 
     name: str
     client: dict[str, Any] = field(default_factory=dict[str, Any])
+    second: dict[str, Any] | None = None
     limits: Limits = field(default_factory=Limits)
     before: int = 0
     emits: int = 2
@@ -179,7 +191,9 @@ class Scenario:
     view: View = View.SESSION
     closes: int = 0
     ages: int = 0
+    lapses: int = 0
     moves: int = 0
+    on_backend_loss: Loss = SUPERSEDE
     ends: frozenset[str] = frozenset()
     prompt: bool = False
     slow: bool = False
@@ -193,9 +207,17 @@ class Universe:
 
     def __init__(self, scenario: Scenario) -> None:
         self.scenario = scenario
-        crashes = bool(scenario.kinds & {"crash", "restart"})
-        self.servers = Servers(scenario.view, scenario.limits, crashes=crashes)
-        self.peers = Peers(scenario.limits, scenario.ends, crashes=crashes, **scenario.client)
+        self.servers = Servers(
+            scenario.view,
+            scenario.limits,
+            crashes="restart" in scenario.kinds,
+            on_backend_loss=scenario.on_backend_loss,
+        )
+        clients = [scenario.client] if scenario.second is None else [scenario.client, scenario.second]
+        self.peers = tuple(
+            Peers(who, scenario.limits, scenario.ends, crashes="crash" in scenario.kinds, **options)
+            for who, options in enumerate(clients)
+        )
         self._numbers: dict[Any, int] = {}
 
     def number(self, part: Any) -> int:
@@ -206,48 +228,57 @@ class Universe:
         return found
 
     def first(self) -> World:
-        """The world at the start: the session is open, its event stream asked for."""
+        """The world at the start: the session is open, its event stream asked for by whoever is there."""
         s = self.scenario
         server = self.servers.start()
         for _ in range(s.before):
             server, _ = server.step("emit", NOTIFICATION)
             server, _ = server.step("commit")
-        client, effects = self.peers.start()
-        left = Left(s.emits, s.asks, s.faults, s.siblings, s.closes, s.ages, s.moves)
-        world = World(self, server, client, (), (), left)
-        return _Step(self, world).performing(effects).done()
+        started = [peers.start() for peers in self.peers]
+        left = Left(
+            s.emits, (s.asks,) * len(started), s.faults, s.siblings, s.closes, s.ages, s.lapses, s.moves
+        )
+        step = _Step(self, World(self, server, tuple(client for client, _ in started), (), (), left))
+        for who, (_, effects) in enumerate(started):
+            step.performing(who, effects)
+        return step.done()
 
     @property
     def ends(self) -> set[str]:
-        """How the client ended, in some world."""
-        return self.peers.ended
+        """How the clients ended, in some world."""
+        return set[str]().union(*(peers.ended for peers in self.peers))
 
     # What can happen --------------------------------------------------------------------------------
 
     def actions(self, world: World) -> list[Action]:
-        """Everything that can happen next. Once the client is over, nothing is of interest."""
-        server, client, exchanges = world.server, world.client, world.exchanges
-        links, left = world.links, world.left
-        if client.over:
+        """Everything that can happen next. Once all clients are over, nothing is of interest."""
+        server, exchanges, links, left = world.server, world.exchanges, world.links, world.left
+        live = [(who, client) for who, client in enumerate(world.clients) if not client.over]
+        if not live:
             return []
         kinds = self.scenario.kinds if left.faults else ()
         out: list[Action] = []
-        if left.emits:
+        if not server.up:
+            out.append(("boot",))
+        elif left.emits:
             out.append(("emit",))
-        if left.asks:
-            out.append(("ask",))
+        out += [("ask", who) for who, _ in live if left.asks[who]]
         if server.commit is not None:
             out.append(("commit",))
         out += [("result", id) for id in server.answerable]
         out += [("sibling", what) for what in left.siblings]
-        if left.ends:
+        if left.ends and server.up:
             out.append(("end",))
-        if left.ages:
+        if left.ages and server.up:
             out.append(("aged",))
-        if left.moves:
+        if left.lapses and server.up:
+            out.append(("lapsed",))
+        if left.moves and not world.clients[0].over:
             out.append(("move",))
         for e in exchanges:
-            if e.stage is SENT and (e.kind != "post" or server.ready(e.args[1])):
+            if e.stage is SENT and not server.up:
+                out.append(("unheard", e.rid))
+            elif e.stage is SENT and (e.kind != "post" or server.ready(e.args[1])):
                 out.append(("handle" if e.owner not in _OTHERS else "stray", e.rid))
             elif e.stage is ANSWERED:
                 out.append(("respond", e.rid))
@@ -270,20 +301,26 @@ class Universe:
                 out.append(("late", ask.rid))
         for link in links:
             self._link_actions(world, link, kinds, out)
-        if client.hand is not None:
-            out.append(("accept",))
-        for timer in client.timers:
-            if timer != "ack":
-                out.append(("tick", timer))
-            elif self.scenario.acks:
-                out.append(("ack",))
-        out += [(kind,) for kind in ("crash", "restart") if kind in kinds]
+        for who, client in live:
+            if client.hand is not None:
+                out.append(("accept", who))
+            for timer in client.timers:
+                if timer != "ack":
+                    out.append(("tick", who, timer))
+                elif self.scenario.acks:
+                    out.append(("ack", who))
+            if "crash" in kinds:
+                out.append(("crash", who))
+        if "restart" in kinds and server.up:
+            out.append(("restart", False))
+            if server.commit is not None:
+                out.append(("restart", True))
         return out
 
     def _link_actions(
         self, world: World, link: Link, kinds: frozenset[str] | tuple[()], out: list[Action]
     ) -> None:
-        server, client = world.server, world.client
+        server, client = world.server, world.clients[link.who]
         conn = link.conn
         if link.serving:
             delivery = server.delivery(conn)
@@ -342,33 +379,35 @@ class Universe:
 
     def describe(self, world: World) -> list[str]:
         """Where everything stands, for a trace."""
-        lines = [f"  | {world.server}", f"  | {world.client}"]
+        lines = [f"  | {world.server}", *(f"  | {client}" for client in world.clients)]
         for e in world.exchanges:
             what = e.response if e.stage is ANSWERED else e.args
-            lines.append(f"  | request {e.rid} of {e.owner or 'nobody'}: {e.kind} {what} ({e.stage})")
+            lines.append(f"  | request {e.rid} of {_whose(e)}: {e.kind} {what} ({e.stage})")
         for link in world.links:
             kind = "socket" if link.socket else "stream"
             state = ("" if link.alive else " broken") + ("" if link.serving else " closed by the server")
             lines.append(
-                f"  | {kind} {link.conn} of {link.owner or 'nobody'}{state}: "
-                f"down {list(link.down)}, up {list(link.up)}"
+                f"  | {kind} {link.conn} of {_whose(link)}{state}: down {list(link.down)}, up {list(link.up)}"
             )
         return lines
 
     def check(self, world: World) -> None:
         """What no single component can see: what the application saw, and whether all is quiet too early."""
-        server, client = world.server, world.client
-        if client.seen > len(server.history):
-            raise Violation(
-                f"L2: the application saw event {client.seen}, {len(server.history)} are committed"
-            )
-        if client.seen and client.link != server.history[client.seen - 1].link:
-            raise Violation(f"§11.1: what the application saw is not what the log holds, at {client.seen}")
+        server = world.server
+        for client in world.clients:
+            if client.seen > len(server.history):
+                raise Violation(
+                    f"L2: the application saw event {client.seen}, {len(server.history)} are committed"
+                )
+            if client.seen and client.link != server.history[client.seen - 1].link:
+                raise Violation(
+                    f"§11.1: what the application saw is not what the log holds, at {client.seen}"
+                )
         for link in world.links:
             idle = link.alive and link.serving and link.opened and not link.down and not link.up
             if not idle or link.owner in _OTHERS or link.conn in server.due:
                 continue
-            delivery = server.delivery(link.conn)
+            client, delivery = world.clients[link.who], server.delivery(link.conn)
             assert delivery is not None
             if delivery.gate is None and client.anchor != server.committed:
                 raise Violation(
@@ -386,23 +425,30 @@ class Universe:
 
     def rests(self, world: World) -> bool:
         """Whether this is where things may stop: an explicit end, or caught up and all requests settled."""
-        server, client, exchanges, links = world.server, world.client, world.exchanges, world.links
-        if client.over:
+        server = world.server
+        live = [(who, client) for who, client in enumerate(world.clients) if not client.over]
+        if not live:
             return True
-        if client.phase not in (Phase.STREAMING, Phase.BOUND) or not client.quiet or not client.settled:
-            return False
         if server.commit is not None or server.session.inbox.open:
             return False
-        if client.seen != server.session.outbox.head or any(e.owner not in _OTHERS for e in exchanges):
+        if any(e.owner not in _OTHERS for e in world.exchanges):
             return False
-        return any(
-            link.owner not in _OTHERS
+        return all(self._rests(world, who, client) for who, client in live)
+
+    def _rests(self, world: World, who: int, client: Peer) -> bool:
+        """Whether a client is caught up, and listens."""
+        if client.phase not in (Phase.STREAMING, Phase.BOUND) or not client.quiet or not client.settled:
+            return False
+        server = world.server
+        return client.seen == server.session.outbox.head and any(
+            link.who == who
+            and link.owner not in _OTHERS
             and link.alive
             and link.serving
             and not link.down
             and not link.up
             and link.conn not in server.due
-            for link in links
+            for link in world.links
         )
 
 
@@ -415,11 +461,11 @@ class StreamUniverse(Universe):
     def __init__(self, scenario: Scenario) -> None:
         self.scenario = scenario
         self.servers = Servers(View.STREAM, scenario.limits, crashes=False)
-        self.peers: Any = Standards()
+        self.peers: Any = (Standards(),)
         self._numbers: dict[Any, int] = {}
 
     def check(self, world: World) -> None:
-        server, client = world.server, cast("Any", world.client)
+        server, client = world.server, cast("Any", world.clients[0])
         for stream in client.streams:
             self._check_stream(server, stream)
         for link in world.links:
@@ -450,7 +496,7 @@ class StreamUniverse(Universe):
             raise Violation(f"M2: of stream {number} came {stream.seen}, the log holds {events}")
 
     def rests(self, world: World) -> bool:
-        server, client = world.server, cast("Any", world.client)
+        server, client = world.server, cast("Any", world.clients[0])
         if server.commit is not None or any(e.owner not in _OTHERS for e in world.exchanges):
             return False
         for at, stream in enumerate(client.streams, 1):
@@ -472,7 +518,7 @@ class _Step:
         self._before = world
         self._requests: dict[int, Exchange] | None = None
         self._connections: dict[int, Link] | None = None
-        self._server, self._client = world.server, world.client
+        self._server, self._clients = world.server, list(world.clients)
         self._left = world.left
         self._may_fence = False
         self._telling = telling
@@ -497,15 +543,17 @@ class _Step:
         """The world after it."""
         if self._universe.scenario.prompt:
             self._feed_all()
-        if self._client.renumber:
-            self._renumber()
+        for who, client in enumerate(self._clients):
+            if client.renumber:
+                self._renumber(who, client)
         links, exchanges = self._before.links, self._before.exchanges
         if self._connections is not None:
             items = sorted(self._connections.items())
             links = tuple([link for _, link in items if link.owner or link.serving])
         if self._requests is not None:
             exchanges = tuple([e for _, e in sorted(self._requests.items())])
-        return World(self._universe, self._server, self._client, exchanges, links, self._left, self._before)
+        clients = tuple(self._clients)
+        return World(self._universe, self._server, clients, exchanges, links, self._left, self._before)
 
     def _feed_all(self) -> None:
         """Feeds that write as soon as they can."""
@@ -518,16 +566,16 @@ class _Step:
             else:
                 return
 
-    def _renumber(self) -> None:
+    def _renumber(self, who: int, client: Peer) -> None:
         """Attempts get the lowest numbers, so that how many there were does not make a difference."""
-        numbers = dict(self._client.renumber)
+        numbers = dict(client.renumber)
         for conn, link in self._links.items():
-            if link.owner > 0:
+            if link.who == who and link.owner > 0:
                 self._links[conn] = link._replace(owner=numbers.get(link.owner, 0))
         for rid, e in self._exchanges.items():
-            if e.owner > 0:
+            if e.who == who and e.owner > 0:
                 self._exchanges[rid] = e._replace(owner=numbers.get(e.owner, 0))
-        self._client, _ = self._client.step("renumber")
+        self._clients[who], _ = client.step("renumber")
 
     # Environment --------------------------------------------------------------------------------------
 
@@ -538,14 +586,15 @@ class _Step:
     def result(self, id: int) -> None:
         self._serve("emit", result_of(id))
 
-    def ask(self) -> None:
-        self._left = self._left._replace(asks=self._left.asks - 1)
-        self._act("ask")
+    def ask(self, who: int) -> None:
+        asks = tuple(n - (at == who) for at, n in enumerate(self._left.asks))
+        self._left = self._left._replace(asks=asks)
+        self._act(who, "ask")
 
     def move(self) -> None:
         """The application asks for the WebSocket, whatever the policy says."""
         self._left = self._left._replace(moves=self._left.moves - 1)
-        self._act("move")
+        self._act(0, "move")
 
     def end(self) -> None:
         self._left = self._left._replace(ends=self._left.ends - 1)
@@ -553,14 +602,18 @@ class _Step:
 
     def aged(self) -> None:
         self._left = self._left._replace(ages=self._left.ages - 1)
-        self._serve("aged")
+        self._serve("aged", AGED)
+
+    def lapsed(self) -> None:
+        self._left = self._left._replace(lapses=self._left.lapses - 1)
+        self._serve("aged", LAPSED)
 
     def sibling(self, what: str) -> None:
         siblings = tuple(s for s in self._left.siblings if s != what)
         self._left = self._left._replace(siblings=siblings)
         here = str(self._server.id_at(self._server.committed))
         kind, args = SIBLINGS[what](here, self._server)
-        self._new(SIBLING, kind, args)
+        self._new(0, SIBLING, kind, args)
 
     # The server's side --------------------------------------------------------------------------------
 
@@ -577,7 +630,7 @@ class _Step:
         self._serve("request", rid, conn, e.kind, *e.args)
         burned = before is _PENDING and self._server.session.door.state is SessionState.TERMINATED
         # A process that died at the door does not know, and may resume there (B1).
-        if burned and e.owner not in _OTHERS and (e.kind == "upgrade" or self._client.process == 1):
+        if burned and e.owner not in _OTHERS and (e.kind == "upgrade" or self._clients[e.who].process == 1):
             raise Violation("U9: the client itself burned the session, at the door it should go through")
 
     stray = handle
@@ -621,21 +674,32 @@ class _Step:
         self._links[conn] = self._links[conn]._replace(serving=False, up=())
         self._serve("gone", conn)
 
-    def restart(self) -> None:
-        """The server's process dies, with all its connections."""
+    def restart(self, landed: bool) -> None:
+        """The server's process dies, with all its connections; another one will be there (`boot`)."""
         self._fault()
-        self._serve("crash")
+        self._serve("crash", landed)
         for conn, link in self._links.items():
             self._links[conn] = link._replace(alive=False, serving=False, down=(), up=())
-        for e in list(self._exchanges.values()):
-            if e.stage is HELD:
-                self._unanswered(e)
+        for rid, e in list(self._exchanges.items()):
+            if e.stage is HELD and e.owner in _OTHERS:
+                del self._exchanges[rid]
+            elif e.stage is HELD:
+                self._exchanges[rid] = e._replace(stage=ANSWERED, response=("reset",))
+
+    def boot(self) -> None:
+        self._serve("boot")
+
+    def unheard(self, rid: int) -> None:
+        """A request finds no server: its connection is refused."""
+        e = self._exchanges.pop(rid)
+        if e.owner not in _OTHERS:
+            self._act(e.who, "failed", e.owner)
 
     # The client's side --------------------------------------------------------------------------------
 
     def respond(self, rid: int) -> None:
         e = self._exchanges.pop(rid)
-        self._act("answered", e.owner, e.response)
+        self._act(e.who, "answered", e.owner, e.response)
 
     def deliver(self, conn: int) -> None:
         """The next event arrives, with the control blocks before it.
@@ -649,52 +713,54 @@ class _Step:
             self._links[conn] = link = link._replace(down=link.down[1:])
             if first.kind is OPEN:
                 self._links[conn] = link._replace(opened=True)
-                self._act("open", link.owner, link.socket, first.value)
+                self._act(link.who, "open", link.owner, link.socket, first.value)
             elif first.kind is END:
                 self._links[conn] = link._replace(owner=0)
-                self._act("closed", link.owner, link.socket, first.value)
+                self._act(link.who, "closed", link.owner, link.socket, first.value)
             else:
-                self._act("block", link.owner, first)
+                self._act(link.who, "block", link.owner, first)
             link = self._links[conn]
             block = first.block
             if block is not None and block.id is not None and block.data:
                 return
-            ready = link.owner and link.down and (link.socket or self._client.reading)
+            ready = link.owner and link.down and (link.socket or self._clients[link.who].reading)
             if not ready or link.down[0].kind is END:
                 return
 
     def unanswered(self, conn: int) -> None:
         link = self._links[conn]
         self._links[conn] = link._replace(owner=0)
-        self._act("failed", link.owner)
+        self._act(link.who, "failed", link.owner)
 
     def lost(self, conn: int) -> None:
         """The client notices that a connection is gone."""
         link = self._links[conn]
         self._links[conn] = link._replace(owner=0)
-        self._act("closed", link.owner, link.socket, 1006)
+        self._act(link.who, "closed", link.owner, link.socket, 1006)
 
-    def quiet(self, _: int) -> None:
-        self._act("quiet")
+    def quiet(self, conn: int) -> None:
+        self._act(self._links[conn].who, "quiet")
 
-    def accept(self) -> None:
-        self._act("accept")
+    def accept(self, who: int) -> None:
+        self._act(who, "accept")
 
-    def tick(self, timer: Any) -> None:
-        self._act("tick", timer)
+    def tick(self, who: int, timer: Any) -> None:
+        self._act(who, "tick", timer)
 
-    def ack(self) -> None:
-        self._act("tick", "ack")
+    def ack(self, who: int) -> None:
+        self._act(who, "tick", "ack")
 
-    def crash(self) -> None:
-        """The client's process dies. Its connections are reset, which the server may not hear of."""
+    def crash(self, who: int) -> None:
+        """A client's process dies. Its connections are reset, which the server may not hear of."""
         self._fault()
         for conn, link in list(self._links.items()):
-            self._links[conn] = link._replace(owner=0, alive=False, down=(), up=())
-            self._died(conn)
+            if link.who == who:
+                self._links[conn] = link._replace(owner=0, alive=False, down=(), up=())
+                self._died(conn)
         for e in list(self._exchanges.values()):
-            self._orphan(e)
-        self._act("crash")
+            if e.who == who:
+                self._orphan(e)
+        self._act(who, "crash")
 
     # Faults -------------------------------------------------------------------------------------------
 
@@ -717,18 +783,19 @@ class _Step:
     def _unanswered(self, e: Exchange) -> None:
         self._orphan(e)
         if e.owner not in _OTHERS:
-            self._act("failed", e.owner)
+            self._act(e.who, "failed", e.owner)
 
     def eat(self, rid: int) -> None:
         """A proxy that knows no upgrades answers a handshake by itself (U6)."""
         self._fault()
-        self._act("eaten", self._exchanges.pop(rid).owner)
+        e = self._exchanges.pop(rid)
+        self._act(e.who, "eaten", e.owner)
 
     def duplicate(self, rid: int) -> None:
         """The network delivers a request twice; nobody hears of the second answer."""
         self._fault()
         e = self._exchanges[rid]
-        self._new(0, e.kind, e.args)
+        self._new(e.who, 0, e.kind, e.args)
 
     def _orphan(self, e: Exchange) -> None:
         if e.owner == SIBLING:
@@ -771,11 +838,12 @@ class _Step:
         for kind, *args in out:
             getattr(self, "_out_" + kind)(*args)
 
-    def _act(self, *act: Any) -> None:
+    def _act(self, who: int, *act: Any) -> None:
+        client = self._clients[who]
         if self._telling:
-            self.told += [f"  client: {line}" for line in self._client.explain(*act)]
-        self._client, effects = self._client.step(*act)
-        self.performing(effects)
+            self.told += [f"  {client.name}: {line}" for line in client.explain(*act)]
+        self._clients[who], effects = client.step(*act)
+        self.performing(who, effects)
 
     def _out_answer(self, rid: int, response: tuple[Any, ...]) -> None:
         e = self._exchanges[rid]
@@ -792,8 +860,10 @@ class _Step:
         e = self._exchanges.pop(rid)
         down = (item(OPEN, echo),) if e.owner not in _OTHERS else ()
         socket = medium is Medium.SOCKET
-        process = self._process() if socket else ""
-        self._links[conn] = Link(conn, e.owner, socket, bool(e.owner), True, not down, process, down, ())
+        process = self._process(e.who) if socket else ""
+        self._links[conn] = Link(
+            conn, e.who, e.owner, socket, bool(e.owner), True, not down, process, down, ()
+        )
         if not e.owner:
             self._died(conn)
 
@@ -813,64 +883,81 @@ class _Step:
         if link is not None and link.alive and link.owner not in _OTHERS and not self._may_fence:
             raise Violation(f"B6: connection {conn} lives and answers, and was fenced")
 
-    def _process(self) -> str:
-        return f"c{self._client.process}"
+    def _process(self, who: int) -> str:
+        client = self._clients[who]
+        return f"{client.name}-{client.process}"
 
-    def _new(self, owner: int, kind: str, args: tuple[Any, ...]) -> None:
+    def _new(self, who: int, owner: int, kind: str, args: tuple[Any, ...]) -> None:
         first = _NUMBERS[kind]
         rid = next(n for n in range(first, first + 9) if n not in self._exchanges)
-        self._exchanges[rid] = Exchange(rid, owner, kind, args)
+        self._exchanges[rid] = Exchange(rid, who, owner, kind, args)
 
-    def performing(self, effects: tuple[Any, ...]) -> _Step:
-        """Carry out what the client wants done."""
+    def performing(self, who: int, effects: tuple[Any, ...]) -> None:
+        """Carry out what a client wants done."""
         for effect in effects:
             match effect:
                 case Get(attempt, cursor):
-                    self._ask_once(attempt, "get", (str(cursor),))
+                    self._ask_once(who, attempt, "get", (str(cursor),))
                 case Negotiate(attempt, cursor, nonce):
-                    self._ask_once(attempt, "upgrade", (str(cursor), nonce))
+                    self._ask_once(who, attempt, "upgrade", (str(cursor), nonce))
                 case Knock(attempt, cursor, ticket):
-                    self._ask_once(attempt, "knock", (str(cursor), ticket))
+                    self._ask_once(who, attempt, "knock", (str(cursor), ticket))
                 case Post(attempt, messages):
                     for e in list(self._exchanges.values()):
-                        if SIBLING < e.owner < 0:
+                        if e.who == who and SIBLING < e.owner < 0:
                             self._orphan(e)  # it hangs: the client waits for it no more
                     numbered = tuple((kept.number, kept.data) for kept in messages)
-                    self._new(attempt, "post", (self._process(), numbered))
+                    self._new(who, attempt, "post", (self._process(who), numbered))
                 case PostAck(cursor):
-                    self._new(0, "ack", (str(cursor),))
+                    self._new(who, 0, "ack", (str(cursor),))
                 case Send(attempt, frame):
-                    self._send(attempt, frame)
+                    self._send(who, attempt, frame)
                 case CloseStream(attempt) | CloseSocket(attempt):
-                    self._close(attempt)
+                    self._close(who, attempt)
                 case ("get", attempt, cursor):  # a standard client's
-                    self._new(attempt, "get", (cursor,))
+                    self._new(who, attempt, "get", (cursor,))
                 case ("mcp", attempt, data):
-                    self._new(attempt, "mcp", (data,))
-                case Open() | Delete() | Settle() | Over():
+                    self._new(who, attempt, "mcp", (data,))
+                case Delete() if len(self._clients) > 1:
+                    self._new(who, 0, "delete", ())
+                case Over() if len(self._clients) > 1:
+                    self._leave(who)
+                case Open() | Delete() | Settle() | Over():  # alone in a world that is over with it
                     pass
-        return self
 
-    def _ask_once(self, attempt: int, kind: str, args: tuple[Any, ...]) -> None:
+    def _leave(self, who: int) -> None:
+        """A client is over: it lets go of all that it has on the network."""
         for e in list(self._exchanges.values()):
-            if e.owner not in _OTHERS and e.kind in _ONCE:
+            if e.who == who:
                 self._orphan(e)
-        self._new(attempt, kind, args)
+        for link in list(self._links.values()):
+            if link.who == who and link.owner not in _OTHERS:
+                self._close(who, link.owner)
 
-    def _send(self, attempt: int, frame: bytes) -> None:
+    def _ask_once(self, who: int, attempt: int, kind: str, args: tuple[Any, ...]) -> None:
+        for e in list(self._exchanges.values()):
+            if e.who == who and e.owner not in _OTHERS and e.kind in _ONCE:
+                self._orphan(e)
+        self._new(who, attempt, kind, args)
+
+    def _send(self, who: int, attempt: int, frame: bytes) -> None:
         for conn, link in self._links.items():
-            if link.owner == attempt and link.alive and link.serving:
+            if link.who == who and link.owner == attempt and link.alive and link.serving:
                 self._links[conn] = link._replace(up=(*link.up, frame))
 
-    def _close(self, attempt: int) -> None:
+    def _close(self, who: int, attempt: int) -> None:
         for conn, link in list(self._links.items()):
-            if link.owner == attempt:
+            if link.who == who and link.owner == attempt:
                 up = (*link.up, FIN) if link.alive and link.serving else ()
                 self._links[conn] = link._replace(owner=0, down=(), up=up)
                 self._died(conn)
 
 
 setattr(_Step, "break", _Step._break)
+
+
+def _whose(part: Exchange | Link) -> str:
+    return "nobody" if part.owner in _OTHERS else f"the {NAMES[part.who]}, attempt {part.owner}"
 
 
 def _numbers(frame: bytes) -> tuple[tuple[int, bytes], ...]:

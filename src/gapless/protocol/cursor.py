@@ -92,6 +92,6 @@ def parse_cursor(text: str) -> Position:
 def link_after(previous: Link, stream: int, event: str, data: bytes) -> Link:
     """The link of the event that follows `previous` (L5): the first 8 bytes of SHA-256."""
     digest = sha256(previous)
-    digest.update(b"%d\n%s\n" % (stream, event.encode("ascii")))
+    digest.update(b"%d\n%s\n" % (stream, event.encode()))
     digest.update(data)
     return Link(digest.digest()[:LINK_BYTES])

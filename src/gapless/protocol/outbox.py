@@ -135,16 +135,16 @@ class Outbox:
 
     def ack(self, stream: int, seq: int) -> bool:
         """Note that the client has processed `stream` up to `seq`; whether that was progress (C4, M4)."""
+        if self.pin is not None and seq >= self.pin.upto:
+            self.pin = None  # also where another connection has stated as much before
         if seq <= self.acks.get(stream, 0):
             return False
         self.acks[stream] = seq
-        if self.pin is not None and seq >= self.pin.upto:
-            self.pin = None
         return True
 
     def pin_gap(self, after: int, upto: int, deadline: float) -> None:
-        """Keep `(after, upto]` until its ack or the deadline (L4)."""
-        self.pin = Pin(after, upto, deadline)
+        """Keep `(after, upto]` until its ack or the deadline (L4); where nothing is in it, nothing."""
+        self.pin = Pin(after, upto, deadline) if after < upto else None
 
     def evict(self, limits: Limits, now: float) -> int:
         """Evict what the limits allow, acked events first; return the new floor (L4).
