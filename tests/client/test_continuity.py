@@ -9,20 +9,23 @@ import pytest
 
 from gapless.errors import CursorDiscontinuityError, SessionMigrationGapError
 from gapless.protocol.block import Block
-from gapless.protocol.client import Client, Phase
+from gapless.protocol.client import Client, Phase, Retry
 from gapless.protocol.cursor import EventId, Link
 from gapless.protocol.moves import (
     CloseSocket,
     CloseStream,
+    Delete,
     Delivered,
     Failed,
     Get,
     Move,
     Offered,
+    Opened,
     Post,
     Received,
     Refused,
     Send,
+    Settle,
     SocketClosed,
     SocketOpened,
     Start,
@@ -398,3 +401,43 @@ def test_after_a_socket_that_was_given_up_the_door_is_left_alone_for_a_while(how
     hand.arrive(late)
     hand.take()
     assert hand.client.phase is Phase.STREAMING
+
+
+@pytest.mark.rule("L6", "S5")
+@pytest.mark.parametrize("opening", [True, False])
+def test_a_number_received_from_another_process_is_not_taken_for_our_own(opening: bool) -> None:
+    hand = Hand(Client("never", process="ours"))
+    hand.open()
+    hand.submit({"id": 7, "method": "a"})
+    if opening:
+        hand.put(StreamEnded(hand.client.stream or 0))  # the answer to our POST is lost with everything else
+        hand.tick()
+        hand.put(StreamOpened(hand.client.attempt))
+        hand.arrive(Block(id=str(hand.client.incoming.stated), data=b""))
+    hand.arrive(Block("received", data=b'{"received":1,"process":"theirs"}'))
+    assert hand.client.error is not None
+    assert hand.client.error.code == "message-conflict"
+    assert hand.last(Settle).id == 7
+    assert not any(isinstance(effect, Delete) for effect in hand.effects)
+
+
+@pytest.mark.rule("L6")
+def test_what_others_have_sent_is_nothing_to_who_has_sent_nothing() -> None:
+    hand = Hand(Client("never", process="ours"))
+    hand.open()
+    hand.arrive(Block("received", data=b'{"received":3,"process":"theirs"}'))
+    assert hand.client.error is None
+
+
+@pytest.mark.rule("B6")
+def test_a_session_that_somebody_else_holds_is_not_deleted_by_who_gives_up_on_it() -> None:
+    hand = Hand(Client("never", retry=Retry(attempts=2)))
+    hand.put(Start())
+    hand.put(Opened(hand.client.attempt, "token", hand.id(0), {}, {}))
+    bound = Refusal(Reason.WEBSOCKET_BOUND, "bound", committed=0)
+    while hand.client.error is None:
+        hand.put(Refused(hand.client.attempt, 409, bound, retry_after=None))
+        if hand.client.error is None:
+            hand.tick()
+    assert hand.client.error.code == "websocket-bound"
+    assert not any(isinstance(effect, Delete) for effect in hand.effects)

@@ -91,7 +91,7 @@ class Peers:
 
     def machine(self, process: int = 1, **more: Any) -> Client:
         """A new machine, of a new process."""
-        options = {"nonce": f"{NAMES[self.who]}{process}-", "retry": RETRY} | self.options | more
+        options = {"process": f"{NAMES[self.who]}-{process}", "retry": RETRY} | self.options | more
         machine = Client(**options)
         if "session" in options:
             machine.limits = self.limits.advertised_limits()

@@ -35,8 +35,8 @@ _TAKEN: Final = frozenset({"message-conflict"})
 _EVICTED: Final = frozenset({"cursor-evicted"})
 _DOWN: Final = frozenset({"gave-up"})
 """A server that is down for long is given up."""
-_ELSEWHERE: Final = frozenset({"websocket-bound", "session-ended"})
-"""Whoever is refused for long because of another's socket gives up, and deletes the session."""
+_ELSEWHERE: Final = frozenset({"websocket-bound"})
+"""Whoever is refused for long because of another's socket gives up, and leaves the session to it."""
 
 DEFAULT: Final = (
     # The door, with feeds and commits that take their time.
@@ -352,7 +352,17 @@ DEFAULT: Final = (
         prompt=True,
         ends=_ELSEWHERE,
     ),
-    Scenario("two clients post", _SSE, _SSE, emits=0, asks=1, prompt=True, ends=_TAKEN),
+    Scenario(
+        "two clients post",
+        _SSE,
+        _SSE,
+        emits=0,
+        asks=1,
+        faults=1,
+        kinds=frozenset({"break"}),
+        prompt=True,
+        ends=_TAKEN,
+    ),
     # A second, naive client with the same token.
     Scenario("a sibling resumes", _TWO, before=1, emits=0, siblings=("resume",), ends=_BURNED),
     Scenario(

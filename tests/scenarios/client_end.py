@@ -65,7 +65,7 @@ class ClientEnd:
 
     def __init__(self, world: World, policy: Policy, steps: Literal[1, 2]) -> None:
         self.world = world
-        self.machine = _Machine(policy, steps=steps, nonce="n")
+        self.machine = _Machine(policy, steps=steps, process="client")
         self.machine.world = world
         self.gone = False
         self.takes: int | None = None

@@ -88,7 +88,7 @@ async def test_what_came_before_the_probe_is_no_life(serve: Serve) -> None:
     server = await serve(probe_timeout=0.05)
     session, socket = await _bound(server)
     await socket.say(2, note("x"))
-    assert await socket.control("received") == {"received": 2}
+    assert await socket.control("received") == {"received": 2, "process": "p"}
     stream = await session.events(session.start)
     assert (await stream.event()).event == "upgrade-accepted"
     assert await socket.closed() == 4410
@@ -275,7 +275,7 @@ async def test_posts_acks_and_deletes_need_no_probe(server: Server) -> None:
     session, socket = await _bound(server)
     assert (await soon(session.post(2, note("x")), 1)).status == 202
     assert (await soon(session.ack(session.start), 1)).status == 200
-    assert await socket.control("received") == {"received": 2}
+    assert await socket.control("received") == {"received": 2, "process": "p"}
     assert (await soon(session.delete(), 1)).status == 204
     await socket.event()
     assert await socket.closed() == 4404
@@ -341,7 +341,7 @@ async def test_when_the_socket_goes_every_cursor_keeps_its_meaning(serve: Serve,
 async def test_after_the_socket_messages_and_requests_go_on(server: Server) -> None:
     session, socket = await _bound(server)
     await socket.say(2, request(7))
-    assert await socket.control("received") == {"received": 2}
+    assert await socket.control("received") == {"received": 2, "process": "p"}
     socket.drop()
     await session.backend.take()
     await session.backend.say(result(7))

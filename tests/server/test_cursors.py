@@ -425,7 +425,7 @@ async def test_a_primed_cursor_never_passes_what_is_undelivered(session: Session
 async def test_received_is_the_block_after_priming_and_no_event_comes_before(session: Session) -> None:
     stream = await session.events(session.start)
     opening = [await stream.block(), await stream.block()]
-    assert opening[1] == Block("received", None, b'{"received":1}')
+    assert opening[1] == Block("received", None, b'{"received":1,"process":"p"}')
     assert seq_of((await stream.block()).id) == 1
 
 

@@ -749,7 +749,7 @@ async def test_delete_reaches_a_bound_socket_as_an_event_and_closes_it_4404(serv
     socket = await session.bind(session.start)
     await socket.cross()
     await socket.say(2, request(7))
-    assert await socket.control("received") == {"received": 2}
+    assert await socket.control("received") == {"received": 2, "process": "p"}
     assert (await session.delete()).status == 204
     settled, superseded = await socket.events(2)
     assert _data(settled)["error"]["data"] == {"reason": "outcome-unknown"}  # type: ignore[index]

@@ -495,7 +495,7 @@ async def test_messages_of_the_limits_size_pass_both_ways_on_both_media(serve: S
     gap = await socket.cross()
     assert len(gap[0].data or b"") == 200_000
     await socket.say(3, full(request(3, x="pad")))
-    assert await socket.control("received") == {"received": 3}
+    assert await socket.control("received") == {"received": 3, "process": "p"}
     assert (await session.backend.take())["id"] == 3
     await session.backend.say(full(result(3, x="pad")))
     assert len((await socket.event()).data or b"") == 200_000

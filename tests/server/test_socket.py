@@ -122,6 +122,7 @@ async def test_the_101_and_the_first_frame_tell_what_was_committed_at_the_commit
         "cursor": 3,
         "from": ids[0],
         "received": 1,
+        "process": "p",
         "generation": 1,
         "durability": "memory",
         "limits": body["limits"],
@@ -195,6 +196,7 @@ async def test_with_an_empty_gap_nothing_flows_before_the_ack_either(serve: Serv
         "cursor": 1,
         "from": accepted.id,
         "received": 1,
+        "process": "p",
         "generation": 1,
         "durability": "memory",
         "limits": 0,
@@ -279,7 +281,7 @@ async def test_acks_on_the_socket_move_the_ack_cursor(server: Server) -> None:
     events = await socket.events(2)
     await socket.ack(str(events[-1].id))
     await socket.say(2, note("x"))
-    assert await socket.control("received") == {"received": 2}, "the ack came before it"
+    assert await socket.control("received") == {"received": 2, "process": "p"}, "the ack came before it"
     assert (await session.ack(session.start)).json() == {"ack": 3}
 
 
@@ -314,7 +316,7 @@ async def test_messages_on_a_socket_are_run_and_answered_received(serve: Serve) 
     server = await serve()
     session, socket = await _bound(server)
     await socket.say(2, request(1))
-    assert await socket.control("received") == {"received": 2}
+    assert await socket.control("received") == {"received": 2, "process": "p"}
     assert (await session.backend.take())["id"] == 1
     await session.backend.say(result(1))
     assert await socket.message() == result(1)
@@ -339,7 +341,7 @@ async def test_numbers_go_on_across_the_door(server: Server) -> None:
     assert (await socket.control("resume-cursor"))["received"] == 2
     await socket.say(3, note("on the socket"))
     await socket.events(1)
-    assert await socket.control("received") == {"received": 3}
+    assert await socket.control("received") == {"received": 3, "process": "p"}
     assert (await session.post(4, note("on sse again"))).json() == {"received": 4}
     methods = [(await session.backend.take())["method"] for _ in range(3)]
     assert methods == ["on sse", "on the socket", "on sse again"]
@@ -353,18 +355,18 @@ async def test_messages_are_taken_before_the_gap_is_acknowledged(server: Server)
     assert (await session.backend.take())["id"] == 2
     await socket.control("resume-cursor")
     await socket.events(1)
-    assert await socket.control("received") == {"received": 2}
+    assert await socket.control("received") == {"received": 2, "process": "p"}
 
 
 @pytest.mark.rule("L6")
 async def test_a_repeat_on_a_socket_is_answered_again_and_not_run(server: Server) -> None:
     session, socket = await _bound(server)
     await socket.say(2, request(2))
-    assert await socket.control("received") == {"received": 2}
+    assert await socket.control("received") == {"received": 2, "process": "p"}
     await socket.say(2, request(2))
-    assert await socket.control("received") == {"received": 2}
+    assert await socket.control("received") == {"received": 2, "process": "p"}
     await socket.say(3, note("last"))
-    assert await socket.control("received") == {"received": 3}
+    assert await socket.control("received") == {"received": 3, "process": "p"}
     assert (await session.backend.take())["id"] == 2
     assert (await session.backend.take())["method"] == "last"
 
@@ -376,11 +378,11 @@ async def test_a_hole_on_a_socket_is_answered_resend_once_and_never_closes(serve
     session, socket = await _bound(server)
     for number in range(3, 20):
         await socket.say(number, request(number))
-    assert await socket.control("received") == {"received": 1, "resend": True}
+    assert await socket.control("received") == {"received": 1, "process": "p", "resend": True}
     await socket.say(2, request(2))
-    assert await socket.control("received") == {"received": 2}, "one resend for the whole hole"
+    assert await socket.control("received") == {"received": 2, "process": "p"}, "one resend for the whole hole"
     await socket.say(9, request(9))
-    assert await socket.control("received") == {"received": 2, "resend": True}, "received has moved: another"
+    assert await socket.control("received") == {"received": 2, "process": "p", "resend": True}, "received has moved: another"
     for number in range(3, 10):
         await socket.say(number, request(number))
     while (await socket.control("received"))["received"] < 9:
@@ -396,7 +398,7 @@ async def test_a_resend_is_said_again_after_a_second_if_received_has_not_moved(s
 
     async def listen() -> None:
         for _ in range(2):
-            assert await socket.control("received") == {"received": 1, "resend": True}
+            assert await socket.control("received") == {"received": 1, "process": "p", "resend": True}
             told.append(clock())
 
     listening = asyncio.create_task(listen())
@@ -411,14 +413,14 @@ async def test_a_resend_is_said_again_after_a_second_if_received_has_not_moved(s
 async def test_a_conflict_on_a_socket_is_answered_refused_and_uses_no_number(server: Server) -> None:
     session, socket = await _bound(server)
     await socket.say(2, request(2))
-    assert await socket.control("received") == {"received": 2}
+    assert await socket.control("received") == {"received": 2, "process": "p"}
     await socket.say(2, request(22))
     refused = await socket.control("refused")
     assert (refused["n"], refused["reason"]) == (2, "message-conflict")
     assert refused["error"]["code"] == -32000
     assert refused["error"]["data"]["reason"] == "message-conflict"
     await socket.say(3, request(3))
-    assert await socket.control("received") == {"received": 3}
+    assert await socket.control("received") == {"received": 3, "process": "p"}
     assert [(await session.backend.take())["id"] for _ in range(2)] == [2, 3]
 
 
@@ -436,15 +438,15 @@ async def test_a_malformed_message_on_a_socket_uses_its_number_and_is_refused_an
         kind = "event" if block.id is not None else block.event
         seen[kind] = json.loads(block.data or b"")
     assert (seen["refused"]["n"], seen["refused"]["reason"]) == (2, "malformed")
-    assert seen["received"] == {"received": 2}
+    assert seen["received"] == {"received": 2, "process": "p"}
     assert seen["event"]["id"] == 7
     assert seen["event"]["error"]["data"]["reason"] == "malformed"
     await socket.say(2, b"")
-    assert await socket.control("received") == {"received": 2}, (
+    assert await socket.control("received") == {"received": 2, "process": "p"}, (
         "a placeholder at a refused number is a repeat"
     )
     await socket.say(3, note("next"))
-    assert await socket.control("received") == {"received": 3}
+    assert await socket.control("received") == {"received": 3, "process": "p"}
     assert (await session.backend.take())["method"] == "next"
 
 
@@ -485,7 +487,7 @@ async def test_a_frame_above_the_limit_closes_1009_and_costs_only_that_connectio
     assert await socket.closed() == 1009
     stream = await session.events(session.start)
     await stream.block()
-    assert json.loads((await stream.block()).data or b"") == {"received": 1}, "its number is not used"
+    assert json.loads((await stream.block()).data or b"") == {"received": 1, "process": "p"}, "its number is not used"
     assert (await session.post_blocks(block_of(b"", 2) + block_of(note("next"), 3))).json() == {"received": 3}
     assert (await session.backend.take())["method"] == "next"
 
@@ -499,7 +501,7 @@ async def test_a_binary_frame_closes_1003(serve: Serve) -> None:
     assert await socket.closed() == 1003
     stream = await session.events(session.start)
     await stream.block()
-    assert json.loads((await stream.block()).data or b"") == {"received": 1}
+    assert json.loads((await stream.block()).data or b"") == {"received": 1, "process": "p"}
 
 
 @pytest.mark.rule("W4", "W5")
@@ -529,7 +531,7 @@ async def test_a_message_without_a_number_is_refused_and_never_closes(
     refused = await socket.control("refused")
     assert (refused["n"], refused["reason"]) == (None, "malformed")
     await socket.say(2, note("next"))
-    assert await socket.control("received") == {"received": 2}
+    assert await socket.control("received") == {"received": 2, "process": "p"}
     assert (await session.backend.take())["method"] == "next"
 
 
@@ -551,7 +553,7 @@ async def test_a_socket_of_a_process_that_was_replaced_is_told_message_conflict(
     session, socket = await _bound(server)
     assert (await session.post(2, note("new"), process="q")).status == 202
     await socket.say(3, note("old"))
-    assert await socket.control("received") == {"received": 2}
+    assert await socket.control("received") == {"received": 2, "process": "q"}
     refused = await socket.control("refused")
     assert (refused["n"], refused["reason"]) == (3, "message-conflict")
     assert (await session.post(3, note("new"), process="q")).status == 202
@@ -564,7 +566,7 @@ async def test_a_browsers_socket_names_its_process_in_the_query(server: Server) 
     assert isinstance(found, Socket)
     await found.cross()
     await found.say(2, note("x"))
-    assert await found.control("received") == {"received": 2}
+    assert await found.control("received") == {"received": 2, "process": "p"}
 
 
 @pytest.mark.rule("W3")
@@ -572,7 +574,7 @@ async def test_blocks_of_kinds_a_server_does_not_know_are_ignored(server: Server
     _, socket = await _bound(server)
     await socket.send(b"event: novelty\nid: 1\ndata: {}\n\nevent: probe-ack\ndata: {}\n\n: comment\n\n")
     await socket.say(2, note("x"))
-    assert await socket.control("received") == {"received": 2}
+    assert await socket.control("received") == {"received": 2, "process": "p"}
 
 
 @pytest.mark.rule("L6", "L2")
@@ -587,7 +589,7 @@ async def test_received_is_not_said_before_the_inbox_has_committed(serve: Serve)
     await socket.beat()
     assert len(session.backend.sent) == 1
     log.gate.set()
-    assert await socket.control("received") == {"received": 2}
+    assert await socket.control("received") == {"received": 2, "process": "p"}
     assert (await session.backend.take())["id"] == 2
 
 
@@ -612,7 +614,7 @@ async def test_a_log_that_cannot_be_read_closes_the_socket_and_calls_nothing_a_c
     server = await serve(log)
     session, socket = await _bound(server)
     await socket.say(2, request(2))
-    assert await socket.control("received") == {"received": 2}
+    assert await socket.control("received") == {"received": 2, "process": "p"}
     log.unreadable = True
     await socket.say(2, request(2))
     assert await socket.closed() == 1013

@@ -236,11 +236,11 @@ class Connection:
     def _machine(self, process: str) -> Client:
         saved = self._saved
         if saved is None:
-            return Client(self._upgrade, steps=self._steps, nonce=process, retry=self._retry)
+            return Client(self._upgrade, steps=self._steps, process=process, retry=self._retry)
         machine = Client(
             self._upgrade,
             steps=self._steps,
-            nonce=process,
+            process=process,
             retry=self._retry,
             session=saved.session,
             cursor=parse_event_id(saved.cursor),

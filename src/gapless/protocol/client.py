@@ -70,7 +70,7 @@ class Client:
         policy: Policy = "auto",
         *,
         steps: Literal[1, 2] = 1,
-        nonce: str = "",
+        process: str = "",
         retry: Retry | None = None,
         session: str | None = None,
         cursor: EventId | None = None,
@@ -82,7 +82,7 @@ class Client:
         self.phase = Phase.NEW
         self.session = session
         self.incoming = Incoming(cursor, ahead)
-        self.sending = Sending(self.retry)
+        self.sending = Sending(self.retry, process)
         self._limits: dict[str, Any] = {}
         self.keepalive = 15.0
         self.attempt = 0
@@ -91,7 +91,7 @@ class Client:
         self.committed = 0
         """The server's position as last told, for display only (C2)."""
         self.error: GaplessError | None = None
-        self._nonce = nonce
+        self._nonce = process
         self._ahead = ahead
         self._failures = 0
         self._faults = 0
@@ -345,7 +345,7 @@ class Client:
                     self.sending.abandon(self.stream)
                 if body.get("resend") or (self.stream is not None and self.outgoing.posting is None):
                     return self._statement(body)
-                self._note_news(self.sending.note(body.get("received")))
+                self._note_news(self.sending.note(body.get("received"), body.get("process")))
                 return []
             case "refused":
                 return self.sending.told_refused(read_object(block.data))
@@ -441,7 +441,7 @@ class Client:
 
     def _statement(self, body: dict[str, Any]) -> list[Effect]:
         """A statement of `received` that makes us resend from there (L6)."""
-        self._note_news(self.sending.state(body.get("received")))
+        self._note_news(self.sending.state(body.get("received"), body.get("process")))
         return self._flush()
 
     def _note_news(self, news: bool) -> None:
@@ -626,7 +626,9 @@ class Client:
         self._failures += 1
         if self._failures > self.retry.attempts:
             gave_up = ConnectionGaveUpError(f"no progress in {self.retry.attempts} attempts; last: {message}")
-            return self._end(error or gave_up)
+            # A session that somebody else holds is not ours to delete.
+            elsewhere = self._fenced or (error is not None and error.code == Reason.WEBSOCKET_BOUND)
+            return self._end(error or gave_up, live=not elsewhere)
         self.phase, self._next = Phase.RESTING, then
         backoff = 0.0 if self._failures == 1 else self.retry.delay(self._failures - 1)
         self._wake = now + max(backoff, self._retry_floor, delay or 0.0)

@@ -203,7 +203,7 @@ def _control(session: Session, delivery: Delivery) -> bytes:
         out += [_refused(session, untold) for untold in delivery.refused if untold.after <= durable]
         delivery.refused = [untold for untold in delivery.refused if untold.after > durable]
         if delivery.resend or delivery.restate or durable > delivery.stated:
-            out.append(_received(durable, delivery.resend))
+            out.append(_received(session, delivery.resend))
             delivery.stated = durable
             delivery.restate = delivery.resend = False
     out.append(_retry(delivery))
@@ -213,12 +213,12 @@ def _control(session: Session, delivery: Delivery) -> bytes:
 def _opening(session: Session, delivery: Delivery) -> bytes:
     if delivery.medium is Medium.EVENTS:
         if delivery.stream is None:
-            return encode_prime(delivery.opening, _SESSION_RETRY) + _received(session.inbox.durable, False)
+            return encode_prime(delivery.opening, _SESSION_RETRY) + _received(session, False)
         return encode_prime(delivery.opening, int(session.limits.retry * 1000)) if delivery.primed else b""
     body = {
         "cursor": delivery.gate,
         "from": str(delivery.opening),
-        "received": session.inbox.durable,
+        **_statement(session),
         "generation": delivery.generation,
         "durability": session.durability,
         "limits": session.limits.advertised_limits(),
@@ -226,8 +226,17 @@ def _opening(session: Session, delivery: Delivery) -> bytes:
     return encode_block("resume-cursor", msgspec.json.encode(body))
 
 
-def _received(number: int, resend: bool) -> bytes:
-    body: dict[str, object] = {"received": number}
+def _statement(session: Session) -> dict[str, object]:
+    """What was received, and from which client process: to another the number says nothing (L6)."""
+    inbox = session.inbox
+    body: dict[str, object] = {"received": inbox.durable}
+    if inbox.process is not None:
+        body["process"] = inbox.process
+    return body
+
+
+def _received(session: Session, resend: bool) -> bytes:
+    body = _statement(session)
     if resend:
         body["resend"] = True
     return encode_block("received", msgspec.json.encode(body))

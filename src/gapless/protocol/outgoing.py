@@ -76,6 +76,10 @@ class Outgoing:
             self._kept.popleft()
         return True
 
+    def overtaken(self, received: int) -> bool:
+        """Whether a message that is kept has a number that was received, from somebody else."""
+        return bool(self._kept) and self._kept[0].number <= received
+
     def resend(self) -> None:
         """Send again from `received + 1`."""
         self.sent = self.received

@@ -41,8 +41,9 @@ class Sending:
     raise `StopFollowingError` where the client has to end.
     """
 
-    def __init__(self, retry: Retry) -> None:
+    def __init__(self, retry: Retry, process: str) -> None:
         self.outgoing = Outgoing()
+        self.process = process
         self.told: int | None = None
         self.limit: int | None = None
         """The most bytes of one message, as the server advertised it."""
@@ -97,18 +98,29 @@ class Sending:
         if self.outgoing.posting is not None and self._posted_on < connection:
             self.outgoing.posting = self.attempt = None
 
-    def state(self, received: Any) -> bool:
+    def state(self, received: Any, process: Any) -> bool:
         """A statement of `received` from which to resend; whether it was news (L6)."""
         if self.told is None and isinstance(received, int):
             self.told = received
             self.outgoing.rebase(received)
-        news = self.note(received)
+        news = self.note(received, process)
         self.outgoing.resend()
         return news
 
-    def note(self, received: Any) -> bool:
-        """The server has everything up to `received`; whether that was news."""
-        return isinstance(received, int) and self.outgoing.note_received(received)
+    def note(self, received: Any, process: Any = None) -> bool:
+        """The server has everything up to `received`, from the process it names; whether that was news.
+
+        If that is another process, and what we keep is under numbers it has used, ours was not
+        received and never will be under them: that is a conflict, be its refusal lost or late.
+        """
+        if not isinstance(received, int):
+            return False
+        if isinstance(process, str) and self.process and process != self.process:
+            if self.outgoing.overtaken(received):
+                text = "another client process sends on this session"
+                raise for_good(Refusal(Reason.MESSAGE_CONFLICT, text, received=received))
+            return False
+        return self.outgoing.note_received(received)
 
     def answered(self, received: int) -> bool:
         """The POST under way was answered; whether that was news."""

@@ -63,7 +63,7 @@ class OurSession:
         self._over = False
         process = secrets.token_urlsafe(12)
         self._http = httpx2.AsyncClient(verify=False, trust_env=False, timeout=httpx2.Timeout(answer_timeout))
-        self.machine = Client(policy, steps=steps, nonce=process)
+        self.machine = Client(policy, steps=steps, process=process)
         self._driver = _Watched(
             self.machine,
             url,

@@ -251,7 +251,7 @@ class StandardSession:
             except TimeoutError:
                 self.trace.note("client", f"nothing for {IDLE:.0f} s: drops the stream")
                 stream.end = "silent"
-                stream.fruitless += _PATIENCE // 2
+                stream.fruitless += _PATIENCE // 4
             except httpx2.HTTPError as error:
                 self.trace.note("client", f"cut: {type(error).__name__}")
                 stream.fruitless -= 1  # that is the wire's fault

@@ -19,7 +19,8 @@ __all__ = ["Storm"]
 _RUNGS: Final = 100
 _DELAY: Final = 0.005
 _MOST: Final = 45.0
-_QUIET: Final = 3.0
+_QUIET: Final = 8.0
+"""Longer than it takes to notice that a stream is half-open, and that its resume is not answered."""
 
 _ANYWHERE: Final = (*AT_ONCE, Fault.CUT_ALL, Fault.OUTAGE, Fault.HALF_OPEN, Fault.CUT_HEAD)
 _OURS: Final = (*_ANYWHERE, *REQUEST, *HANDSHAKE, Fault.CUT_RESULT, Fault.MOVE, Fault.MOVE, Fault.MOVE)
