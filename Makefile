@@ -47,6 +47,15 @@ peers: $(READY) ## measure resumption side by side with other MCP servers
 explore: $(READY) ## search far more interleavings than `make test` does
 	$(PY) -m pytest tests/explore -s --explore-depth=deep
 
+.PHONY: fuzz
+fuzz: $(VENV)/.fuzz ## property tests with 20 times the examples, then each fuzz target for a minute
+	$(PY) -m pytest -m hypothesis --hypothesis-profile=fuzz --timeout=0
+	$(PY) tests/fuzz/run.py
+
+$(VENV)/.fuzz: requirements-fuzz.txt $(READY)
+	@$(PY) -m pip install -qq -r requirements-fuzz.txt
+	@touch $@
+
 .PHONY: docs
 docs: $(READY) ## make the generated parts of the docs anew
 	$(PY) tools/diagrams.py

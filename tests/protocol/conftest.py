@@ -3,11 +3,6 @@
 from __future__ import annotations
 
 import pytest
-from hypothesis import settings
-
-# A busy machine is no failure; pytest's own timeout is the bound.
-settings.register_profile("gapless", deadline=None)
-settings.load_profile("gapless")
 
 
 def pytest_configure(config: pytest.Config) -> None:

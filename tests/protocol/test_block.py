@@ -357,3 +357,41 @@ def test_what_is_encoded_is_decoded(events: list[tuple[str, int, bytes]]) -> Non
     blocks = [encode_event(EventId(seq, 0, LINK), event, data) for event, seq, data in events]
     expected = [Block(event, f"{seq}.0.{LINK.hex()}", data) for event, seq, data in events]
     assert decode([b"".join(blocks)]) == expected
+
+
+@pytest.mark.rule("W4")
+@given(st.one_of(streams, st.binary(max_size=60)))
+def test_any_bytes_split_at_any_one_place_are_read_alike(data: bytes) -> None:
+    outcomes: set[object] = set()
+    for at in range(len(data) + 1):
+        try:
+            outcomes.add(tuple(decode([data[:at], data[at:]])))
+        except MalformedError:
+            outcomes.add(MalformedError)
+    assert len(outcomes) == 1
+
+
+one_line_texts = st.text(st.characters(codec="utf-8", exclude_characters="\r\n"), max_size=30).map(str.encode)
+names = st.sampled_from(["message", "received", "resume-cursor", "cursor-ack", "probe"])
+encoded = st.one_of(
+    st.tuples(names, one_line_texts, st.none() | st.integers(1, 2**63 - 1).map(str)).map(
+        lambda made: (encode_block(*made), Block(made[0], made[2], made[1]))
+    ),
+    st.tuples(st.integers(0, 2**63 - 1), st.integers(0, 60_000)).map(
+        lambda made: (
+            encode_prime(EventId(made[0], 0, LINK), made[1]),
+            Block(id=f"{made[0]}.0.{LINK.hex()}", data=b"", retry=made[1]),
+        )
+    ),
+)
+
+
+@pytest.mark.rule("C6", "W2", "W3", "W4")
+@given(st.lists(encoded, max_size=6), st.sampled_from([b"\n", b"\r", b"\r\n"]), st.booleans(), st.data())
+def test_what_is_encoded_is_decoded_with_any_line_end_and_a_mark_before_it(
+    made: list[tuple[bytes, Block]], line_end: bytes, marked: bool, draw: st.DataObject
+) -> None:
+    data = b"".join(text for text, _ in made).replace(b"\n", line_end)
+    data = b"\xef\xbb\xbf" + data if marked else data
+    at = draw.draw(st.integers(0, len(data)))
+    assert decode([data[:at], data[at:]]) == [block for _, block in made]

@@ -66,6 +66,12 @@ def test_no_data_can_be_mistaken_for_another_stream_or_type() -> None:
     assert link_after(start, 0, "a", b"b") != link_after(start, 0, "ab", b"")
 
 
+@pytest.mark.rule("L5", "C7")
+def test_an_event_of_any_type_has_a_link_so_that_one_which_does_not_follow_is_found() -> None:
+    start = Link(bytes(8))
+    assert link_after(start, 0, "é", b"") == sha256(start + "0\né\n".encode()).digest()[:8]
+
+
 @pytest.mark.rule("C1")
 @given(event_ids)
 @example(EventId(0, 0, Link(bytes(8))))

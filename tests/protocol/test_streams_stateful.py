@@ -1,0 +1,299 @@
+"""The server's machine in the stream view, in long random runs beside a naive model (§7)."""
+
+from __future__ import annotations
+
+from typing import Any, Final
+
+import pytest
+from hypothesis import settings
+from hypothesis import strategies as st
+from hypothesis.stateful import precondition, rule, run_state_machine_as_test
+
+from gapless.protocol.cursor import START, EventId, Link, Position
+from gapless.protocol.delivery import ConnectionId, Delivery
+from gapless.protocol.inputs import Accepted, Dispatch, Listen
+from gapless.protocol.refusal import CLOSE_EVICTED, CLOSE_NORMAL, Reason
+from gapless.protocol.session import View
+from gapless.server.intake import message_input
+from tests.fuzz.examples import examples
+from tests.protocol.stateful import TEXTS, Conn, World, decode, json_line
+
+_PRIMES: Final = 8
+"""Positions of a stream that can be proven below the floor."""
+
+
+class StreamView(World):
+    """Standard MCP: a stream for each request, and the standalone one."""
+
+    view = View.STREAM
+
+    def open_session(self) -> None:
+        super().open_session()
+        self.streams = 1
+        self.finished: set[int] = set()
+        self.primes: dict[int, dict[int, None]] = {}
+        self.questions: dict[int, Any] = {}
+        """Requests to the client on the standalone stream: event number to ID."""
+        self.places: list[EventId] = []
+        """What clients have: the IDs that came on a connection."""
+
+    def start(self, how: int) -> None:
+        """A request under way, the standalone stream, or both."""
+        if how & 1:
+            self.a_message_comes("token", "hello", True)
+        if how & 2:
+            self.somebody_listens("none", 0, True)
+
+    # The backend ----------------------------------------------------------------------------------
+
+    @rule(
+        what=st.sampled_from(
+            ["note", "related", "settled", "progress", "question", "question", "result", "error"]
+        ),
+        count=st.integers(1, 5),
+        text=TEXTS,
+    )
+    def the_backend_speaks(self, what: str, count: int, text: str) -> None:
+        if what in ("result", "error"):
+            if self.open:
+                self.finished.add(list(self.open.values())[count % len(self.open)][1])
+            self.answer_request(text, count, fails=what == "error")
+            return
+        for _ in range(1 if what == "question" else count):
+            n = self.next()
+            said: dict[str, Any] = {"method": "notifications/message", "params": {"data": text, "n": n}}
+            related = None
+            match what:
+                case "related" if self.open:
+                    related = list(self.open)[n % len(self.open)]
+                case "settled":
+                    related = "settled long ago"
+                case "progress":
+                    tokens = [token for _, _, token in self.open.values() if token is not None]
+                    token = [*tokens, "nobody's"][n % (len(tokens) + 1)]
+                    params = {"progressToken": token, "progress": n, "message": text}
+                    said = {"method": "notifications/progress", "params": params}
+                case "question":
+                    said = {"id": f"q{n}", "method": "elicitation/create", "params": {"message": text}}
+                case _:
+                    pass
+            stream = self.route(said, related)
+            if what == "question" and self.over is None:
+                self.asked[said["id"]] = len(self.log) + 1
+                if stream == 0:
+                    self.questions[len(self.log) + 1] = said["id"]
+            self.emit(said, (stream, json_line(said)), related=related)
+
+    def route(self, said: dict[str, Any], related: Any) -> int:
+        """M1: the backend's word; else the token; else, if nobody listens, the oldest open request."""
+        if related is not None:
+            return self.open[related][1] if related in self.open else 0
+        if said["method"] == "notifications/progress":
+            token = said["params"]["progressToken"]
+            return next((stream for _, stream, t in self.open.values() if t == token), 0)
+        if any(c.stream == 0 for c in self.conns.values()):
+            return 0
+        return next((stream for _, stream, _ in self.open.values()), 0)
+
+    # Messages -------------------------------------------------------------------------------------
+
+    @rule(
+        kind=st.sampled_from(
+            ["request"] * 3 + ["token", "token", "same id", "note", "cancel", "reply", "reply"]
+        ),
+        text=TEXTS,
+        primed=st.booleans(),
+    )
+    def a_message_comes(self, kind: str, text: str, primed: bool) -> None:
+        id: Any = self.next()
+        params: dict[str, Any] = {"name": "t", "text": text}
+        message: dict[str, Any] = {"id": id, "method": "tools/call", "params": params}
+        match kind:
+            case "token":
+                params["_meta"] = {"progressToken": f"p{id}"}
+            case "same id" if self.open:
+                message["id"] = next(iter(self.open))
+            case "note":
+                message = {"method": "notifications/roots/list_changed"}
+            case "cancel":
+                params = {"requestId": next(iter(self.open), id), "reason": text}
+                message = {"method": "notifications/cancelled", "params": params}
+            case "reply":
+                message = {"id": next(iter(self.asked), "nobody asked"), "result": {"text": text}}
+            case _:
+                pass
+        self.take(message, params, primed)
+
+    def take(self, message: dict[str, Any], params: dict[str, Any], primed: bool) -> None:
+        """One POST: a request gets a stream of its own, anything else is taken (M1, M5, M6)."""
+        data = json_line(message)
+        conn = self.connection()
+        input = message_input(data, self.limits.max_message_bytes, answer_on=conn, primed=primed)
+        if input.problem is not None:
+            return  # refused before the machine is asked
+        if self.over is not None:
+            self.refuses(self.put(input), self.over)
+            return
+        self.seen_at = self.now
+        id, method = message.get("id"), message.get("method")
+        if method is not None and id in self.open:
+            self.refuses(self.put(input), Reason.DUPLICATE_ID)
+            return
+        number = len(self.messages) + 1
+        self.messages.append((data, data))
+        assert input.envelope is not None
+        dispatch = Dispatch(number, data, input.envelope)
+        if method is not None and id is not None:
+            stream, at = self.streams, len(self.log)
+            self.streams += 1
+            self.open[id] = number, stream, params.get("_meta", {}).get("progressToken")
+            effects = self.put(input)
+            assert effects[0] == dispatch
+            self.serving(self.served(effects, conn), conn, stream, at, primed)
+            return
+        if method == "notifications/cancelled" and params["requestId"] in self.open:
+            _, stream, _ = self.open.pop(params["requestId"])
+            self.finished.add(stream)
+        elif method is None:
+            self.asked.pop(id, None)
+        assert self.put(input) == [dispatch, Accepted(number)]
+
+    # Event streams --------------------------------------------------------------------------------
+
+    @rule(
+        what=st.sampled_from(["place"] * 6 + ["none"] * 3 + ["any", "any", "start", "foreign", "ahead"]),
+        n=st.integers(0, 40),
+        primed=st.booleans(),
+    )
+    def somebody_listens(self, what: str, n: int, primed: bool) -> None:
+        conn = self.connection()
+        if what == "none":
+            self.listen_blindly(conn, primed)
+            return
+        stated = self.position(what, n)
+        input = Listen(conn, self.stating(stated), primed=primed)
+        refused = self.over or self.unproven_on_stream(stated)
+        if refused is not None:
+            self.refuses(self.put(input), refused)
+            return
+        self.ack(stated.stream, stated.seq)
+        at = self.floor if stated is START else stated.seq
+        self.serving(self.served(self.put(input), conn), conn, stated.stream, at, primed)
+
+    def position(self, what: str, n: int) -> Position:
+        """What somebody states: an ID that came (`place`), any event's under any stream, or worse."""
+        stream, seq = n % (self.streams + 1), max(0, self.committed - n)
+        match what:
+            case "place" if self.places:
+                return self.places[-1 - n % len(self.places)]
+            case "foreign" if self.places:
+                place = self.places[-1 - n % len(self.places)]
+                return EventId(place.seq, place.stream, Link(bytes(b ^ 1 for b in place.link)))
+            case "ahead":
+                return EventId(self.committed + 1 + n, 0, Link(bytes(8)))
+            case "any":
+                return EventId(seq, stream, self.link_at(seq))
+            case _:
+                return START
+
+    def unproven_on_stream(self, stated: Position) -> Reason | None:
+        """C5, asked of the events of one stream (M4)."""
+        if stated.stream >= self.streams:
+            return Reason.MALFORMED
+        if stated.seq >= self.floor:
+            return self.unproven(stated)
+        gone = [s for s in range(1, self.floor + 1) if self.log[s - 1].stream == stated.stream]
+        last = gone[-1] if gone else 0
+        known = stated.seq in self.primes.get(stated.stream, {}) or stated.seq == last > 0
+        if last > stated.seq or not (known or stated is START):
+            return Reason.CURSOR_EVICTED
+        if isinstance(stated, EventId) and stated.link != self.link_at(stated.seq):
+            return Reason.CURSOR_FOREIGN
+        return None
+
+    def listen_blindly(self, conn: ConnectionId, primed: bool) -> None:
+        """M3: the standalone stream, from what was acknowledged of it, less what was answered."""
+        at = max(self.acks.get(0, 0), self.floor)
+        input = Listen(conn, None, self.stating(EventId(at, 0, self.link_at(at))).held, primed=primed)
+        if self.over is not None:
+            self.refuses(self.put(input), self.over)
+            return
+        skip = frozenset(seq for seq, id in self.questions.items() if id not in self.asked)
+        delivery = self.served(self.put(input), conn)
+        assert {s for s in delivery.skip if s > self.floor} == {s for s in skip if s > self.floor}
+        self.serving(delivery, conn, 0, at, primed, skip)
+
+    def serving(
+        self,
+        delivery: Delivery,
+        id: ConnectionId,
+        stream: int,
+        at: int,
+        primed: bool,
+        skip: frozenset[int] = frozenset(),
+    ) -> None:
+        """A connection of this stream: it supersedes the one before (M3)."""
+        assert delivery.opening == EventId(at, stream, self.link_at(at)), "C6: where it starts from"
+        for other in self.conns.values():
+            if other.stream == stream:
+                other.close = CLOSE_NORMAL
+        if primed:
+            primes = self.primes.setdefault(stream, {})
+            primes[at] = None
+            for old in list(primes)[:-_PRIMES]:
+                del primes[old]
+        self.conns[id] = Conn(delivery, at, stream, skip=skip, primed=primed)
+
+    @precondition(lambda self: self.writing)
+    @rule(n=st.integers(0, 9), most=st.integers(1, 9))
+    def a_client_reads_on_and_reconnects(self, n: int, most: int) -> None:
+        """The ordinary client: what it has read, it states when its connection breaks (M2)."""
+        self.flush()
+        conn = self.writing[n % len(self.writing)]
+        for _ in range(3):
+            if conn.delivery.connection in self.conns:
+                self.write(conn, most)
+        if conn.delivery.connection in self.conns:
+            self.drop(conn)
+        self.somebody_listens("place", 0, True)
+
+    # Connections ----------------------------------------------------------------------------------
+
+    def write(self, conn: Conn, most: int) -> None:
+        before = conn.at
+        super().write(conn, most)
+        if conn.at > before:
+            assert conn.stream is not None
+            self.places.append(EventId(conn.at, conn.stream, self.link_at(conn.at)))
+
+    def may_end(self, conn: Conn, code: int) -> bool:
+        if conn.close is not None:
+            return code == conn.close
+        unread = range(conn.delivery.position + 1, self.floor + 1)
+        if any(self.log[seq - 1].stream == conn.stream for seq in unread):
+            return code == CLOSE_EVICTED
+        done = self.over is not None or conn.stream in self.finished
+        return code == CLOSE_NORMAL and done and self.following(conn) is None
+
+    def told(self, conn: Conn, control: bytes) -> None:
+        blocks = decode(control)
+        if not conn.opened and conn.close is None and conn.primed and blocks:
+            prime = blocks.pop(0)
+            assert prime.id == str(conn.delivery.opening)
+            assert (prime.data, prime.retry) == (b"", self.limits.retry * 1000)
+            self.places.append(conn.delivery.opening)
+            conn.opened = True
+        for block in blocks:
+            assert (block.id, block.data, block.retry) == (None, None, 30_000), "M3: stay away"
+            assert conn.close is not None
+
+    def terminated(self, reason: Reason, told: str) -> list[tuple[int, object]]:
+        self.finished |= {stream for _, stream, _ in self.open.values()}
+        return super().terminated(reason, told)
+
+
+@pytest.mark.hypothesis
+@pytest.mark.rule("L1", "L4", "L7", "C5", "C6", "M1", "M2", "M3", "M4", "M6")
+def test_a_long_life_in_the_stream_view_is_as_a_naive_model_has_it() -> None:
+    long = settings(max_examples=examples(0.4), stateful_step_count=40)
+    run_state_machine_as_test(StreamView, settings=long)
