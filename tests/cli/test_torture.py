@@ -122,7 +122,10 @@ def gone(pid: int | None) -> bool:
     return False
 
 
-async def test_what_is_served_for_as_long_ends_with_whatever_happens_meanwhile() -> None:
+async def test_what_is_served_for_as_long_ends_with_whatever_happens_meanwhile(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    monkeypatch.setattr("gapless.cli.target._STOPPING", 3600)  # it need not be killed
     pids: list[int | None] = []
 
     async def judged() -> None:

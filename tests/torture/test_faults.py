@@ -4,14 +4,16 @@ from __future__ import annotations
 
 import asyncio
 import gc
+import inspect
 import socket
 import struct
 import weakref
-from collections.abc import AsyncGenerator, Callable
+from collections.abc import AsyncGenerator, Callable, Mapping
 from contextlib import asynccontextmanager
-from typing import Any, NamedTuple
+from typing import Any, NamedTuple, cast
 
 import pytest
+import uvloop
 
 from gapless.torture import faults
 from gapless.torture.faults import Direction, FaultKind, FaultProxy, Link
@@ -35,8 +37,7 @@ class End(asyncio.Protocol):
         self._moved = asyncio.Event()
 
     def connection_made(self, transport: asyncio.BaseTransport) -> None:
-        assert isinstance(transport, asyncio.Transport)
-        self.transport = transport
+        self.transport = cast(asyncio.Transport, transport)  # uvloop's are not registered as such
         self._made(self)
 
     def data_received(self, data: bytes) -> None:
@@ -176,6 +177,16 @@ async def paired(**callbacks: Any) -> AsyncGenerator[Pair]:
         yield await wire.pair()
 
 
+def plain(names: Mapping[str, Any]) -> list[str]:
+    """Which of these are asynchronous tests without parameters."""
+    tests = {name: test for name, test in names.items() if name.startswith("test_")}
+    return [
+        name
+        for name, test in tests.items()
+        if inspect.iscoroutinefunction(test) and not inspect.signature(test).parameters
+    ]
+
+
 async def settled() -> None:
     """Until what was sent has gone as far as it goes now: for that, something must not arrive."""
     for _ in range(60):
@@ -199,6 +210,12 @@ async def crammed(pair: Pair) -> int:
 
 
 both = pytest.mark.parametrize("direction", Direction, ids=lambda direction: direction.value)
+
+
+async def _written_until_lost(end: End) -> None:
+    # Who has had a FIN, and so reads no more, learns of a reset when it writes.
+    while not end.lost:
+        await end.says(b"anybody there?")
 
 
 # Nothing done ---------------------------------------------------------------------------------------------
@@ -234,8 +251,7 @@ async def test_an_end_that_went_after_its_fin_is_noticed_when_it_is_written_to()
         await server.gets_fin()
         client.resets()
         await settled()
-        await server.says(*[b"to nobody"] * 3)
-        await server.until(lambda: server.lost)
+        await asyncio.wait_for(_written_until_lost(server), 10)
 
 
 async def test_bulk_passes_whole() -> None:
@@ -313,13 +329,7 @@ async def test_a_closed_link_ends_though_its_ends_do_not(monkeypatch: pytest.Mon
         assert not link.open
         await client.gets_fin()
         await server.gets_fin()
-        # Who writes learns of it, if by nothing else then by a reset.
         await asyncio.wait_for(_written_until_lost(client), 10)
-
-
-async def _written_until_lost(end: End) -> None:
-    while not end.lost:
-        await end.says(b"anybody there?")
 
 
 @both
@@ -703,7 +713,7 @@ async def test_a_trap_that_is_set_twice_springs_once() -> None:
 
 
 async def test_a_trap_remembers_no_more_than_it_needs() -> None:
-    async with paired() as (link, client, server):
+    async with paired() as (link, _, server):
         link.arm(DOWN, b"pattern", Link.reset)
         await server.says(b"x" * 1000, b"y" * 1000)
         (trap,) = link._responses._traps
@@ -785,10 +795,16 @@ async def test_links_are_told_when_they_open_and_when_they_end() -> None:
 
 
 async def test_a_link_may_be_reset_as_it_opens() -> None:
-    async with wired(on_link=lambda link, opened: link.reset()) as wire:
+    def reset(link: Link, opened: bool) -> None:
+        link.hold(DOWN)
+        link.reset()
+
+    async with wired(on_link=reset) as wire:
         client = await wire.client()
         await client.gets_rst()
+        await settled()
         assert wire.proxy.links == []
+        assert not wire.proxy._tasks
 
 
 async def test_the_proxy_resets_its_links_when_it_closes() -> None:
@@ -811,6 +827,25 @@ async def test_the_proxy_drops_a_connection_that_is_on_its_way_to_be_a_link_when
         await wire.proxy.close()
         await client.until(lambda: client.finished or client.lost)
         assert asyncio.all_tasks() == before
+
+
+async def test_a_client_that_does_not_wait_for_its_link_leaves_nothing_behind() -> None:
+    failed: list[dict[str, Any]] = []
+    asyncio.get_running_loop().set_exception_handler(lambda loop, context: failed.append(context))
+    async with wired() as wire:
+        for turns in range(10):
+            client = await wire.client()
+            for _ in range(turns):
+                await asyncio.sleep(0)
+            client.resets()
+            await settled()
+            await wire.gone(*wire.proxy.links)
+        await settled()
+        assert not wire.proxy._tasks
+        assert failed == []
+        while not wire.servers.empty():
+            server = await wire.server()
+            await server.until(lambda end=server: end.lost or end.finished)
 
 
 _STUCK: dict[str, Callable[[Link], None]] = {
@@ -852,6 +887,8 @@ async def test_of_many_links_nothing_is_left() -> None:
         link.arm(DOWN, b"never", Link.reset, before=True)
         gone.append(weakref.ref(link))
         if reset:
+            link.hold(DOWN)
+            await server.says(b"held")
             link.reset()
         else:
             client.transport.close()
@@ -885,6 +922,12 @@ async def test_a_callback_that_fails_is_heard_and_ends_its_link_only() -> None:
         assert wire.proxy.links == [other.link]
         (context,) = heard
         assert context["exception"].split(ZeroDivisionError)[0] is not None
+
+
+@pytest.mark.parametrize("test", plain(globals()))
+def test_it_is_so_on_uvloop_too(test: str) -> None:
+    with asyncio.Runner(loop_factory=uvloop.new_event_loop) as runner:
+        runner.run(globals()[test]())
 
 
 def test_every_kind_of_fault_is_named_and_can_be_done() -> None:

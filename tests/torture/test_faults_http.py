@@ -2,13 +2,15 @@
 
 from __future__ import annotations
 
+import asyncio
 from collections.abc import Callable
 
 import pytest
+import uvloop
 
 from gapless.torture import faults, http_messages
 from gapless.torture.faults import Direction, Link
-from tests.torture.test_faults import MIB, paired, settled, wired
+from tests.torture.test_faults import MIB, paired, plain, settled, wired
 
 UP, DOWN = Direction.TO_SERVER, Direction.TO_CLIENT
 
@@ -516,3 +518,9 @@ async def test_a_101_can_be_held() -> None:
         assert client.got == b""
         link.release(DOWN)
         await client.gets(SWITCHING + b"frames")
+
+
+@pytest.mark.parametrize("test", plain(globals()))
+def test_it_is_so_on_uvloop_too(test: str) -> None:
+    with asyncio.Runner(loop_factory=uvloop.new_event_loop) as runner:
+        runner.run(globals()[test]())

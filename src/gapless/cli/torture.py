@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import itertools
+import signal
 from collections.abc import Callable, Generator, Sequence
 from contextlib import contextmanager
 from pathlib import Path
@@ -121,8 +122,11 @@ def torture(
         jobs,
         pid,
     )
-    with asyncio.Runner(loop_factory=loop_factory()) as runner:
-        results, left_out = runner.run(run.run())
+    try:
+        with asyncio.Runner(loop_factory=loop_factory()) as runner:
+            results, left_out = runner.run(run.run())
+    except asyncio.CancelledError:
+        raise typer.Exit(128 + signal.SIGTERM) from None
     _tell(run, results, left_out, html, as_json)
 
 
@@ -156,6 +160,10 @@ class _Run:
         from gapless.cli.target import aimed
         from gapless.torture.trials import discover
 
+        # A server that is ours is ended with us, and not by Ctrl-C alone.
+        task = asyncio.current_task()
+        assert task is not None
+        asyncio.get_running_loop().add_signal_handler(signal.SIGTERM, task.cancel)
         results: list[Result] = []
         left_out: dict[str, str] = {}
         for kind in self._chosen:

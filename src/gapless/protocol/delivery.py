@@ -230,8 +230,8 @@ def _statement(session: Session) -> dict[str, object]:
     """What was received, and from which client process: to another the number says nothing (L6)."""
     inbox = session.inbox
     body: dict[str, object] = {"received": inbox.durable}
-    if inbox.process is not None:
-        body["process"] = inbox.process
+    if inbox.durable_process is not None:
+        body["process"] = inbox.durable_process
     return body
 
 

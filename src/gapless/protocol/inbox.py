@@ -35,16 +35,17 @@ class OpenRequest:
 class Inbox:
     """Which client messages were received, from which process, and which requests are open.
 
-    `received` is the highest number accepted, `durable` the highest one the log has confirmed:
-    only that is ever stated to the client.
+    `received` is the highest number accepted and `process` whose it is; `durable` the highest one
+    the log has confirmed, and `durable_process` whose that is: only those are ever stated (L2).
     """
 
-    __slots__ = ("asked", "durable", "open", "process", "received", "retired")
+    __slots__ = ("asked", "durable", "durable_process", "open", "process", "received", "retired")
 
     def __init__(self) -> None:
         self.received = 0
         self.durable = 0
         self.process: str | None = None
+        self.durable_process: str | None = None
         self.open: dict[RequestId, OpenRequest] = {}
         self.asked: dict[RequestId, int] = {}
         """Server→client requests that the client has not answered: ID to event number."""
@@ -69,6 +70,10 @@ class Inbox:
             self.process = process
         self.received += 1
         return self.received
+
+    def confirm(self, received: int, process: str | None) -> None:
+        """The log has everything up to a number, the last of it from a process."""
+        self.durable, self.durable_process = received, process
 
     def open_request(self, envelope: Envelope, number: int, stream: int) -> None:
         """Note a request that a backend is about to get."""
@@ -107,6 +112,7 @@ class Inbox:
     def copy(self) -> Inbox:
         """An independent copy."""
         other = Inbox()
-        other.received, other.durable, other.process = self.received, self.durable, self.process
+        other.received, other.process = self.received, self.process
+        other.confirm(self.durable, self.durable_process)
         other.open, other.asked, other.retired = dict(self.open), dict(self.asked), self.retired
         return other

@@ -108,8 +108,8 @@ def restore(
     session.outbox.resume(committed, link, floor, floor_link, dict(record.acks), now)
     session.resume_taken(committed)
     inbox = session.inbox
-    inbox.received = inbox.durable = received
-    inbox.process, inbox.retired = record.process, frozenset(record.retired)
+    inbox.received, inbox.process, inbox.retired = received, record.process, frozenset(record.retired)
+    inbox.confirm(received, record.process)
     inbox.open = {r.id: OpenRequest(r.id, r.number, r.stream, r.method, r.token) for r in record.open}
     inbox.asked = dict(record.asked)
     session.streams.resume(record.streams, (r.stream for r in record.open if r.stream))

@@ -70,6 +70,7 @@ class Commit:
     segment: Segment
     entries: tuple[Message, ...]
     received: int
+    process: str | None
     dispatched: int | None
     floor: tuple[int, Link] | None
     record: bool
@@ -110,6 +111,7 @@ class Session:
             segment=self.outbox.take(),
             entries=tuple(self._entries),
             received=self.inbox.received,
+            process=self.inbox.process,
             dispatched=self._dispatched,
             floor=self.outbox.take_floor(),
             record=self._changed,
@@ -126,7 +128,7 @@ class Session:
     def confirm(self, commit: Commit) -> None:
         """The log made `commit` durable: it may be told now."""
         self.outbox.confirm(commit.segment.last)
-        self.inbox.durable = commit.received
+        self.inbox.confirm(commit.received, commit.process)
 
     # Inputs ---------------------------------------------------------------------------------------
 

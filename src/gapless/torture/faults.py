@@ -378,6 +378,9 @@ class FaultProxy:
         except OSError:
             _reset(writer)
             return
+        if writer.is_closing():  # the client did not wait
+            _reset(server[1])
+            return
         self._count += 1
         link = self._links[self._count] = Link(self._count, self, (reader, writer), server)
         await link.run()
@@ -410,6 +413,8 @@ class FaultProxy:
 
 
 def _reset(writer: asyncio.StreamWriter) -> None:
-    with suppress(OSError):  # it may be closed already
-        writer.get_extra_info("socket").setsockopt(socket.SOL_SOCKET, socket.SO_LINGER, _LINGER_RESET)
+    end = writer.get_extra_info("socket")
+    if end is not None:  # it may be closed already, of which each kind of loop tells in its own way
+        with suppress(OSError):
+            end.setsockopt(socket.SOL_SOCKET, socket.SO_LINGER, _LINGER_RESET)
     writer.transport.abort()

@@ -151,7 +151,7 @@ class Lane:
         """Write a FIN, behind what has been read and is not held. What comes later is thrown away."""
         self._closing = self._deaf = True
         self._changed.set()
-        if self.told:  # the FIN of a source was swallowed
+        if self.told and not self._writer.is_closing():  # the FIN of a source was swallowed
             with suppress(OSError):
                 self._writer.write_eof()
 
@@ -316,6 +316,7 @@ class Lane:
         if self.swallowing:
             self._hooks.seen(self.direction, len(piece), "swallowed")
             return
+        self._check()
         self._writer.write(piece)
         await self._writer.drain()
         self._hooks.seen(self.direction, len(piece), "")
@@ -329,10 +330,14 @@ class Lane:
         """Do what somebody wants done; with `before`, nothing more passes if it closes the lane."""
         was = self._closing
         action()
-        if self._writer.is_closing():
-            raise ConnectionResetError("it was reset")
+        self._check()
         if before and self._closing and not was:
             self._drop()
+
+    def _check(self) -> None:
+        """Raise, as asyncio's loop does but uvloop does not, if the far end is gone."""
+        if self._writer.is_closing():
+            raise ConnectionResetError("the far end is gone")
 
     def _drop(self) -> None:
         """Throw away what has not been written, and go on to the FIN."""
@@ -353,6 +358,7 @@ class Lane:
         await self._write(piece)
         self.told = True
         if self._closing or not self.swallowing:
+            self._check()
             self._writer.write_eof()
             self._hooks.seen(self.direction, 0, "fin")
             self.ended = True

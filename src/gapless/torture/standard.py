@@ -19,7 +19,7 @@ from gapless.torture.ladder import INITIALIZE, INITIALIZED, Account, Climb, Ledg
 from gapless.torture.reading import ASKED, IDLE, PLAIN, Answer, message_of
 from gapless.torture.trial import Trace
 
-__all__ = ["StandardSession", "Stream"]
+__all__ = ["QUIET", "StandardSession", "Stream"]
 
 _PROTOCOL: Final[str] = INITIALIZE["params"]["protocolVersion"]
 
@@ -28,6 +28,9 @@ _ANSWER: Final = 5.0
 _PATIENCE: Final = 8
 """Resumes in a row that may bring nothing."""
 _BACKOFF: Final = 0.02
+
+QUIET: Final = 6.0
+"""Seconds of quiet that mean the end: more than a resume may go without being answered, or dropped."""
 
 _BOTH: Final = "application/json, text/event-stream"
 
@@ -76,8 +79,13 @@ class StandardSession:
         self.received: Callable[[int], None] = lambda count: None
         self._tasks: set[asyncio.Task[None]] = set()
         self._changed = asyncio.Event()
+        # No connection is used twice: one that a fault has broken must not fail the next request too.
         self._http = httpx2.AsyncClient(
-            verify=False, trust_env=False, timeout=httpx2.Timeout(_ANSWER, read=None), headers=PLAIN
+            verify=False,
+            trust_env=False,
+            timeout=httpx2.Timeout(_ANSWER, read=None),
+            limits=httpx2.Limits(max_keepalive_connections=0),
+            headers=PLAIN,
         )
 
     async def __aenter__(self) -> Self:
@@ -239,6 +247,7 @@ class StandardSession:
             await asyncio.sleep(_BACKOFF)
             stream.fruitless += 1
             self.resumes += 1
+            self._changed.set()
             self.trace.note("client", f"resumes from {stream.last}")
             try:
                 async with self.send("GET", cursor=stream.last) as answer:
@@ -251,7 +260,7 @@ class StandardSession:
             except TimeoutError:
                 self.trace.note("client", f"nothing for {IDLE:.0f} s: drops the stream")
                 stream.end = "silent"
-                stream.fruitless += _PATIENCE // 4
+                stream.fruitless += 1  # it takes the longest
             except httpx2.HTTPError as error:
                 self.trace.note("client", f"cut: {type(error).__name__}")
                 stream.fruitless -= 1  # that is the wire's fault
@@ -280,7 +289,7 @@ class StandardSession:
         """Wait until every climb is complete, or nothing more can come, `most` seconds at most.
 
         Nothing more can come once every stream was given up; nor, as far as anybody can tell, once all
-        calls are answered and nothing came for `quiet` seconds.
+        calls are answered, and for `quiet` seconds nothing came and nothing was resumed.
         """
         deadline = asyncio.get_running_loop().time() + most
         while self._tasks and not self.ledger.complete:

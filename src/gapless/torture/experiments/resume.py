@@ -16,7 +16,7 @@ from gapless.torture.ladder import Climb, Kind, runs_request
 from gapless.torture.reading import Answer
 from gapless.torture.saboteur import sabotage
 from gapless.torture.schedule import AT_ONCE, Fault, Schedule, Step, draw
-from gapless.torture.standard import StandardSession
+from gapless.torture.standard import QUIET, StandardSession
 from gapless.torture.trial import RUN, Target, Trial, View, Violation
 
 __all__ = ["Resume"]
@@ -24,7 +24,6 @@ __all__ = ["Resume"]
 _RUNGS: Final = 60
 _DELAY: Final = 0.004
 _MOST: Final = 25.0
-_QUIET: Final = 3.0
 
 _KINDS: Final = (
     (Kind.PROGRESS, Kind.LOG),
@@ -68,7 +67,7 @@ class Resume:
                     climb = Climb(climb.run, _RUNGS, _DELAY, (Kind.PROGRESS, Kind.LOG))
                 session.received = saboteur.begin(session.ledger)
                 account = session.start(climb, 1)
-                await session.finish(_QUIET, _MOST)
+                await session.finish(QUIET, _MOST)
                 self._judge(trial, session, account.id)
                 session.url = target.url  # from here on without faults
                 await _check_runs(trial, session, climb.run)

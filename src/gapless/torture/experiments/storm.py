@@ -11,7 +11,7 @@ from gapless.torture.ladder import Account, Climb, Kind, runs_request
 from gapless.torture.ours import OurSession
 from gapless.torture.saboteur import Saboteur, sabotage
 from gapless.torture.schedule import AT_ONCE, HANDSHAKE, REQUEST, Fault, Schedule, draw
-from gapless.torture.standard import StandardSession
+from gapless.torture.standard import QUIET, StandardSession
 from gapless.torture.trial import Target, Trial, View, Violation
 
 __all__ = ["Storm"]
@@ -19,8 +19,7 @@ __all__ = ["Storm"]
 _RUNGS: Final = 100
 _DELAY: Final = 0.005
 _MOST: Final = 45.0
-_QUIET: Final = 8.0
-"""Longer than it takes to notice that a stream is half-open, and that its resume is not answered."""
+
 
 _ANYWHERE: Final = (*AT_ONCE, Fault.CUT_ALL, Fault.OUTAGE, Fault.HALF_OPEN, Fault.CUT_HEAD)
 _OURS: Final = (*_ANYWHERE, *REQUEST, *HANDSHAKE, Fault.CUT_RESULT, Fault.MOVE, Fault.MOVE, Fault.MOVE)
@@ -90,7 +89,7 @@ class Storm:
                 climb = Climb(climb.run, climb.rungs, climb.delay)
             session.received = saboteur.begin(session.ledger)
             account = session.start(climb, 1)
-            await session.finish(_QUIET, _MOST)
+            await session.finish(QUIET, _MOST)
             trial.counts["standard sessions"] += 1
             trial.counts["unresumable"] += session.unresumable
             judge(trial, account, excused=bool(session.unresumable))
