@@ -380,9 +380,13 @@ async def test_a_hole_on_a_socket_is_answered_resend_once_and_never_closes(serve
         await socket.say(number, request(number))
     assert await socket.control("received") == {"received": 1, "process": "p", "resend": True}
     await socket.say(2, request(2))
-    assert await socket.control("received") == {"received": 2, "process": "p"}, "one resend for the whole hole"
+    assert await socket.control("received") == {"received": 2, "process": "p"}, (
+        "one resend for the whole hole"
+    )
     await socket.say(9, request(9))
-    assert await socket.control("received") == {"received": 2, "process": "p", "resend": True}, "received has moved: another"
+    assert await socket.control("received") == {"received": 2, "process": "p", "resend": True}, (
+        "received has moved: another"
+    )
     for number in range(3, 10):
         await socket.say(number, request(number))
     while (await socket.control("received"))["received"] < 9:
@@ -487,7 +491,9 @@ async def test_a_frame_above_the_limit_closes_1009_and_costs_only_that_connectio
     assert await socket.closed() == 1009
     stream = await session.events(session.start)
     await stream.block()
-    assert json.loads((await stream.block()).data or b"") == {"received": 1, "process": "p"}, "its number is not used"
+    assert json.loads((await stream.block()).data or b"") == {"received": 1, "process": "p"}, (
+        "its number is not used"
+    )
     assert (await session.post_blocks(block_of(b"", 2) + block_of(note("next"), 3))).json() == {"received": 3}
     assert (await session.backend.take())["method"] == "next"
 

@@ -8,8 +8,9 @@ import inspect
 import socket
 import struct
 import weakref
-from collections.abc import AsyncGenerator, Callable, Mapping
+from collections.abc import AsyncGenerator, Callable, Coroutine, Mapping
 from contextlib import asynccontextmanager
+from functools import partial
 from typing import Any, NamedTuple, cast
 
 import pytest
@@ -149,6 +150,8 @@ class Pair(NamedTuple):
 
 @asynccontextmanager
 async def wired(**callbacks: Any) -> AsyncGenerator[Wire]:
+    failed: list[dict[str, Any]] = []
+    asyncio.get_running_loop().set_exception_handler(lambda loop, context: failed.append(context))
     servers: asyncio.Queue[End] = asyncio.Queue()
     accepted: list[End] = []
 
@@ -169,6 +172,7 @@ async def wired(**callbacks: Any) -> AsyncGenerator[Wire]:
         for end in [*wire.ends, *accepted]:
             end.transport.abort()
         await settled()
+    assert failed == []
 
 
 @asynccontextmanager
@@ -177,14 +181,21 @@ async def paired(**callbacks: Any) -> AsyncGenerator[Pair]:
         yield await wire.pair()
 
 
-def plain(names: Mapping[str, Any]) -> list[str]:
-    """Which of these are asynchronous tests without parameters."""
-    tests = {name: test for name, test in names.items() if name.startswith("test_")}
-    return [
-        name
-        for name, test in tests.items()
-        if inspect.iscoroutinefunction(test) and not inspect.signature(test).parameters
-    ]
+def plain(names: Mapping[str, Any]) -> list[Any]:
+    """Those of these asynchronous tests that need no fixtures, to be run on another loop."""
+    tests = [test for name, test in names.items() if name.startswith("test_")]
+    found: list[Any] = []
+    for test in filter(inspect.iscoroutinefunction, tests):
+        match list(inspect.signature(test).parameters):
+            case []:
+                found.append(pytest.param(test, id=test.__name__))
+            case ["direction"]:
+                found += [
+                    pytest.param(partial(test, way), id=f"{test.__name__}-{way.value}") for way in Direction
+                ]
+            case _:
+                pass
+    return found
 
 
 async def settled() -> None:
@@ -427,6 +438,33 @@ async def test_a_black_hole_is_in_both_directions_unless_one_is_named() -> None:
         await client.says(b"swallowed")
         await server.says(b"swallowed")
         assert (client.got, server.got) == (b"", b"")
+
+
+@both
+async def test_a_link_of_which_one_end_is_gone_unnoticed_can_be_ended(direction: Direction) -> None:
+    for end in (Link.close, Link.reset):
+        async with wired() as wire:
+            near, far = ends(pair := await wire.pair(), direction)
+            pair.link.black_hole(direction)
+            near.resets()
+            await far.says(b"to nobody", b"to nobody")
+            assert pair.link.open
+            end(pair.link)
+            await _written_until_lost(far)
+            assert wire.proxy.links == []
+
+
+@both
+async def test_a_link_of_which_one_end_is_gone_unnoticed_is_gone_once_the_other_ends(
+    direction: Direction,
+) -> None:
+    async with wired() as wire:
+        near, far = ends(pair := await wire.pair(), direction)
+        pair.link.black_hole(direction)
+        near.resets()
+        await settled()
+        far.transport.write_eof()
+        await wire.gone(pair.link)
 
 
 @both
@@ -830,22 +868,26 @@ async def test_the_proxy_drops_a_connection_that_is_on_its_way_to_be_a_link_when
 
 
 async def test_a_client_that_does_not_wait_for_its_link_leaves_nothing_behind() -> None:
-    failed: list[dict[str, Any]] = []
-    asyncio.get_running_loop().set_exception_handler(lambda loop, context: failed.append(context))
+    gone = asyncio.Event()
+    connect = asyncio.open_connection
+
+    async def slowly(*address: Any, **options: Any) -> Any:
+        server = await connect(*address, **options)
+        await gone.wait()
+        return server
+
     async with wired() as wire:
-        for turns in range(10):
+        with pytest.MonkeyPatch.context() as patch:
+            patch.setattr(asyncio, "open_connection", slowly)
             client = await wire.client()
-            for _ in range(turns):
-                await asyncio.sleep(0)
+            server = await wire.server()
             client.resets()
             await settled()
-            await wire.gone(*wire.proxy.links)
+            gone.set()
+            await server.gets_rst()
         await settled()
+        assert wire.proxy.links == []
         assert not wire.proxy._tasks
-        assert failed == []
-        while not wire.servers.empty():
-            server = await wire.server()
-            await server.until(lambda end=server: end.lost or end.finished)
 
 
 _STUCK: dict[str, Callable[[Link], None]] = {
@@ -912,8 +954,8 @@ async def test_a_callback_that_fails_is_heard_and_ends_its_link_only() -> None:
         raise ZeroDivisionError
 
     heard: list[dict[str, Any]] = []
-    asyncio.get_running_loop().set_exception_handler(lambda loop, context: heard.append(context))
     async with wired() as wire:
+        asyncio.get_running_loop().set_exception_handler(lambda loop, context: heard.append(context))
         other, (link, client, server) = await wire.pair(), await wire.pair()
         link.arm(DOWN, b"x", fail)
         await server.says(b"x")
@@ -925,9 +967,9 @@ async def test_a_callback_that_fails_is_heard_and_ends_its_link_only() -> None:
 
 
 @pytest.mark.parametrize("test", plain(globals()))
-def test_it_is_so_on_uvloop_too(test: str) -> None:
+def test_it_is_so_on_uvloop_too(test: Callable[[], Coroutine[Any, Any, None]]) -> None:
     with asyncio.Runner(loop_factory=uvloop.new_event_loop) as runner:
-        runner.run(globals()[test]())
+        runner.run(test())
 
 
 def test_every_kind_of_fault_is_named_and_can_be_done() -> None:

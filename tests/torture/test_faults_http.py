@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Callable
+from collections.abc import Callable, Coroutine
+from typing import Any
 
 import pytest
 import uvloop
@@ -521,6 +522,6 @@ async def test_a_101_can_be_held() -> None:
 
 
 @pytest.mark.parametrize("test", plain(globals()))
-def test_it_is_so_on_uvloop_too(test: str) -> None:
+def test_it_is_so_on_uvloop_too(test: Callable[[], Coroutine[Any, Any, None]]) -> None:
     with asyncio.Runner(loop_factory=uvloop.new_event_loop) as runner:
-        runner.run(globals()[test]())
+        runner.run(test())

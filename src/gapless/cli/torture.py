@@ -196,12 +196,14 @@ class _Run:
                 schedule=self._schedule,
                 done=step,
             )
-        for failure in result.failures[:_SHRUNK]:
-            if failure.schedule:
-                say(f"{kind.name}: seed {failure.seed} failed; looking for the shortest schedule that does")
-                shorter = await shrink(kind, target, failure)
-                if shorter is not None:
-                    result.shrunk[failure.seed] = shorter
+        failures = [failure for failure in result.failures[:_SHRUNK] if failure.schedule]
+        if failures:
+            seeds_of = ", ".join(str(failure.seed) for failure in failures)
+            say(f"{kind.name}: looking for the shortest schedules that fail, of seeds {seeds_of}")
+        shrunk = await asyncio.gather(*(shrink(kind, target, failure) for failure in failures))
+        for failure, shorter in zip(failures, shrunk, strict=True):
+            if shorter is not None:
+                result.shrunk[failure.seed] = shorter
         return result
 
 
