@@ -226,11 +226,12 @@ def test_a_violation_is_status_1_with_a_page_and_a_command_line_that_shows_it_ag
         assert "resume, seed 0" in html
         assert html.count("<svg") == 1
 
-        once_more = run(*shlex.split(again)[2:], "--json")
+        once_more = run(*shlex.split(again)[2:], "--no-shrink", "--json")
         assert once_more.status == 1, once_more.err
         (experiment,) = json.loads(once_more.out)["experiments"]
         assert set(experiment["violations"]) == {"repeated"}
-        assert experiment["failures"][0]["schedule"] == "20:reset"
+        (failure,) = experiment["failures"]
+        assert (failure["schedule"], failure["shrunk"]) == ("20:reset", None)
 
 
 def test_where_nothing_can_be_written_the_verdict_is_told_all_the_same(
@@ -250,6 +251,6 @@ def test_where_nothing_can_be_written_the_verdict_is_told_all_the_same(
 
 async def test_a_command_is_spared_a_crowd_unless_that_is_asked_for() -> None:
     command = Aim(None, ("--", "no-such-command"))
-    run = _Run(command, [EXPERIMENTS["crowd"]], False, 1, None, 0, None, None, None)
+    run = _Run(command, [EXPERIMENTS["crowd"]], False, 1, None, 0, None, None, None, True)
     results, left_out = await run.run()
     assert (results, list(left_out)) == ([], ["crowd"])

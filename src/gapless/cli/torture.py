@@ -80,6 +80,9 @@ def torture(
         str | None,
         typer.Option(metavar="<steps>", help="These faults in place of the seed's: '12:reset 30:swallow'."),
     ] = None,
+    shrink: Annotated[
+        bool, typer.Option("--shrink/--no-shrink", help="Look for the shortest schedules that still fail.")
+    ] = True,
     jobs: Annotated[int | None, typer.Option(min=1, help="How many trials at once.")] = None,
     pid: Annotated[
         int | None, typer.Option(help="The process of a running server, to watch its memory.")
@@ -121,6 +124,7 @@ def torture(
         None if schedule is None else parse_schedule(schedule),
         jobs,
         pid,
+        shrink,
     )
     try:
         with asyncio.Runner(loop_factory=loop_factory()) as runner:
@@ -144,6 +148,7 @@ class _Run:
         schedule: Schedule | None,
         jobs: int | None,
         pid: int | None,
+        shrink: bool,
     ) -> None:
         self.target = target
         self._chosen = chosen
@@ -154,6 +159,7 @@ class _Run:
         self._schedule = schedule
         self._jobs = jobs
         self._pid = pid
+        self._shrink = shrink
 
     async def run(self) -> tuple[list[Result], dict[str, str]]:
         """Every experiment that the target can take, each on a server of its own if it is ours."""
@@ -196,7 +202,7 @@ class _Run:
                 schedule=self._schedule,
                 done=step,
             )
-        failures = [failure for failure in result.failures[:_SHRUNK] if failure.schedule]
+        failures = [failure for failure in result.failures[: _SHRUNK * self._shrink] if failure.schedule]
         if failures:
             seeds_of = ", ".join(str(failure.seed) for failure in failures)
             say(f"{kind.name}: looking for the shortest schedules that fail, of seeds {seeds_of}")

@@ -59,7 +59,7 @@ class StandardSession:
 
     Attributes:
         received: called with the count of messages whenever one has been received.
-        resumes: how many GETs with a cursor were made.
+        resumes: how many GETs with a cursor were made, not counting those in vain that others follow.
         unresumable: calls that were cut before anything came: no server could help that. Not among them
             are calls whose stream has messages and no IDs.
         streams: each call's stream, by the call's ID.
@@ -245,8 +245,8 @@ class StandardSession:
         """Resume until it is done, or resuming brings nothing any more."""
         while not done() and stream.fruitless < _PATIENCE:
             await asyncio.sleep(_BACKOFF)
+            self.resumes += stream.fruitless == 0
             stream.fruitless += 1
-            self.resumes += 1
             self._changed.set()
             self.trace.note("client", f"resumes from {stream.last}")
             try:
@@ -263,7 +263,7 @@ class StandardSession:
                 stream.fruitless += 1  # it takes the longest
             except httpx2.HTTPError as error:
                 self.trace.note("client", f"cut: {type(error).__name__}")
-                stream.fruitless -= 1  # that is the wire's fault
+                stream.fruitless = max(0, stream.fruitless - 1)  # that is the wire's fault
 
     async def _read(self, stream: Stream, answer: Answer) -> None:
         async with aclosing(answer.blocks()) as blocks:
