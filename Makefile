@@ -63,7 +63,7 @@ docs: $(READY) ## make the generated parts of the docs anew
 
 .PHONY: clean
 clean: ## remove the environment, caches and build products
-	rm -rf $(VENV) build dist htmlcov .coverage .coverage.* .hypothesis
+	rm -rf $(VENV) build dist benchmarks/peers/.build htmlcov .coverage .coverage.* .hypothesis
 	rm -rf .import_linter_cache .pytest_cache .ruff_cache
 	find src tests examples benchmarks tools -name __pycache__ -prune -exec rm -rf {} + 2>/dev/null || true
 

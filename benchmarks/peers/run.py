@@ -44,7 +44,7 @@ ROOT = HERE.parent.parent
 BUILD = HERE / ".build"
 PAGE = ROOT / "docs" / "explanation" / "peers.md"
 
-TRIALS = 60
+TRIALS = 85
 AT_ONCE = 4
 """Peers measured beside one another: each has one session at a time, and mostly waits."""
 LISTENS = 60.0

@@ -570,8 +570,9 @@ class SessionView(World):
         return rest
 
     def statement(self) -> dict[str, Any]:
-        """What was received, and from which process (L6)."""
-        return {"received": self.durable} | ({} if self.process is None else {"process": self.process})
+        """What was received, and from which process (L6): as far as that is durable (L2)."""
+        process = self.durable_kept[0]["process"]
+        return {"received": self.durable} | ({} if process is None else {"process": process})
 
     # The end --------------------------------------------------------------------------------------
 

@@ -73,7 +73,7 @@ def torture(
         int | None, typer.Option(min=1, help="How many trials of each. [dim]\\[default: its own][/dim]")
     ] = None,
     seconds: Annotated[
-        float | None, typer.Option(min=0, help="Begin no trial of an experiment after so long.")
+        float | None, typer.Option(min=1, help="Begin no trial of an experiment after so long.")
     ] = None,
     seed: Annotated[int, typer.Option(min=0, help="The first trial's seed; the next ones count on.")] = 0,
     schedule: Annotated[

@@ -70,7 +70,7 @@ class Network:
     client: httpx2.AsyncClient
     headers: Mapping[str, str]
     tls: ssl.SSLContext | None
-    proxy: str | None
+    proxy: str | bool | None
     answer_timeout: float
 
 

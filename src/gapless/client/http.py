@@ -75,7 +75,7 @@ class Http:
         try:
             return await self._client.request(method, url, content=content, headers=all_headers)
         except httpx2.HTTPError as error:
-            return Failed(attempt, f"{method} {url.rpartition('/')[2]}: {error or type(error).__name__}")
+            return Failed(attempt, f"{method} {url.rpartition('/')[2]}: {str(error) or type(error).__name__}")
 
     def _error(self, attempt: int, response: httpx2.Response) -> Refused:
         return refused(

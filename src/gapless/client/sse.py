@@ -71,6 +71,6 @@ async def read_stream(
                     put(Arrived(attempt, block))
     except (httpx2.HTTPError, TimeoutError, MalformedError, TooLargeError) as error:
         if not opened:
-            put(Failed(attempt, f"GET events: {error or type(error).__name__}"))
+            put(Failed(attempt, f"GET events: {str(error) or type(error).__name__}"))
             return
     put(StreamEnded(attempt))

@@ -109,12 +109,12 @@ async def knock(
         put(refused(attempt, response.status_code, bytes(response.body or b""), retry_after))
         return None
     except (InvalidHandshake, InvalidURI, OSError, TimeoutError, EOFError) as error:
-        put(Failed(attempt, f"the handshake failed: {error or type(error).__name__}"))
+        put(Failed(attempt, f"the handshake failed: {str(error) or type(error).__name__}"))
         return None
     if connection.subprotocol != SUBPROTOCOL or connection.response is None:
         connection.transport.abort()
         put(Failed(attempt, "the 101 names no subprotocol of ours"))
         return None
-    echo = connection.response.headers.get(_ECHO)
+    echo = next(iter(connection.response.headers.get_all(_ECHO)), None)
     put(SocketOpened(attempt, int(echo) if echo is not None and echo.isdigit() else None))
     return Socket(connection)

@@ -68,7 +68,7 @@ class OurSession:
             self.machine,
             url,
             process,
-            Network(self._http, {}, None, None, answer_timeout),
+            Network(self._http, {}, None, False, answer_timeout),
             deliver=self._deliver,
             over=self._ended,
             saving=lambda now: None,
