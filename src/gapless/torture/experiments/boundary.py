@@ -71,6 +71,9 @@ class Boundary:
                 if session.error is not None:
                     told = f"our client's session ended: {session.error}"
                     trial.find(Violation.FORCED, told)
+                elif not session.bound and session.machine.transport == "sse" and account.complete:
+                    # Its 101 came after it had given the handshake up: the ticket is spent, and SSE goes on.
+                    trial.counts["back on SSE"] += 1
                 elif not session.bound:
                     trial.find(Violation.STUCK, f"our client is not through the door after {_MOST:.0f} s")
                 if len(session.acceptances) > 1:
