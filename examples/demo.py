@@ -10,7 +10,6 @@ from __future__ import annotations
 
 import asyncio
 import hashlib
-import os
 import sys
 import tempfile
 import time
@@ -20,8 +19,7 @@ from contextlib import AsyncExitStack
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
-
-sys.path.insert(0, os.path.dirname(os.path.dirname(os.path.abspath(__file__))))
+from urllib.parse import urlsplit
 
 import msgspec
 from mcp import Client
@@ -34,7 +32,7 @@ from rich.table import Table
 from rich.text import Text
 
 import gapless
-from examples.serving import ROOT, serve
+from gapless.cli.target import serving
 from gapless.client.driver import Observation
 from gapless.log import open_log
 from gapless.log.base import SessionKey
@@ -277,11 +275,11 @@ async def main() -> int:
     with tempfile.TemporaryDirectory() as folder:
         log_url = f"sqlite:///{Path(folder) / 'demo.db'}"
         options = ["--log", log_url, "--keepalive", "0.5", "--probe-timeout", "0.5"]
-        target = ["--", sys.executable, str(ROOT / "examples" / "ladder_server.py")]
-        async with serve(options, target) as served:
+        target = ["--", sys.executable, str(Path(__file__).with_name("ladder_server.py"))]
+        async with serving((*options, *target)) as (url, _):
             stories: list[Story] = []
             for mode in ERAS:
-                proxy = FaultProxy("127.0.0.1", served.port)
+                proxy = FaultProxy("127.0.0.1", urlsplit(url).port or 0)
                 await proxy.start()
                 stories.append(_story(mode, proxy, stage))
             if console.is_terminal:

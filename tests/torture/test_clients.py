@@ -574,7 +574,7 @@ async def test_data_that_is_no_json_object_is_no_message_and_raises_nothing(data
 
 
 @pytest.mark.parametrize(
-    "junk", [b"id: \xff\n\n", b"data: " + b"x" * (reading._LIMIT + 1)], ids=["id", "giant"]
+    "junk", [b"id: \xff\n\n", b"data: " + b"x" * (reading.LIMIT + 1)], ids=["id", "giant"]
 )
 async def test_a_stream_that_is_none_any_more_is_resumed_from_where_it_was_one(junk: bytes) -> None:
     async with scripted() as server:

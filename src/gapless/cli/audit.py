@@ -7,13 +7,13 @@ import os
 from collections.abc import Iterator
 from contextlib import ExitStack
 from typing import TYPE_CHECKING, Annotated, Final
-from urllib.parse import unquote, urlsplit
 
 import typer
 from rich.markup import escape
 
 from gapless.cli.output import examples, print_json, print_table, say, table
 from gapless.cli.serve import DEFAULT_LOG
+from gapless.cli.sessions import SHORT, log_file
 from gapless.errors import UsageError
 from gapless.log.open import open_log
 
@@ -28,9 +28,6 @@ AUDIT_EXAMPLES: Final = examples(
     "gapless audit --log sqlite:///gapless.db --receipts agent.receipts",
     "gapless audit --session 3f9a --json",
 )
-
-_SHORT: Final = 8
-"""Digits of a session's hash, as `gapless sessions` shows them."""
 
 
 def audit_log(
@@ -74,9 +71,7 @@ def audit_log(
 def _path(url: str) -> str:
     """The file that a log's URL names, which has to be there."""
     open_log(url)  # which says what is wrong with a URL; it is not started
-    if url == "memory:":
-        raise UsageError("a memory log cannot be looked into: it is inside the process that serves")
-    path = unquote(urlsplit(url).path)[1:]
+    path = log_file(url)
     if not os.path.isfile(path):
         raise UsageError(f"there is no log {path}", hint="--log names it, as for gapless serve")
     return path
@@ -107,7 +102,7 @@ def _print(reports: list[Report]) -> None:
     for report in reports:
         retained = f"{report.floor + 1} to {report.committed}" if report.committed > report.floor else "-"
         made.add_row(
-            report.session[:_SHORT],
+            report.session[:SHORT],
             report.view or "-",
             report.ended or report.state or ("unreadable" if report.logged else "not in the log"),
             retained,
@@ -122,9 +117,9 @@ def _print(reports: list[Report]) -> None:
         for finding in (*report.violations, *report.notes):
             colour = "red" if finding.kind.violation else "dim"
             text = f"[{colour}]{escape(finding.text)}[/{colour}]"
-            found.add_row(report.session[:_SHORT], finding.kind.rule, text)
+            found.add_row(report.session[:SHORT], finding.kind.rule, text)
         if report.findings.uncounted:
-            found.add_row(report.session[:_SHORT], "", f"[red]and {report.findings.uncounted} more[/red]")
+            found.add_row(report.session[:SHORT], "", f"[red]and {report.findings.uncounted} more[/red]")
     if found.row_count:
         print()
         print_table(found)

@@ -25,11 +25,11 @@ from gapless.protocol.settings import Limits
 from gapless.server.live import as_write
 from gapless.server.sessions import own
 
-__all__ = ["sessions"]
+__all__ = ["SHORT", "log_file", "sessions"]
 
 T = TypeVar("T")
 
-_SHORT = 8
+SHORT = 8
 """Digits of a session's hash that tables show; any unambiguous beginning names it."""
 
 sessions = typer.Typer(
@@ -64,7 +64,7 @@ def list_sessions(*, log: _LogOption = DEFAULT_LOG, as_json: _Json = False) -> N
     made = table("session", "view", "state", *numbers, "age", right=numbers)
     for one in found:
         made.add_row(
-            one["session"][:_SHORT],
+            one["session"][:SHORT],
             one["view"],
             one["ended"] or one["state"],
             *(str(one[name]) for name in numbers),
@@ -104,16 +104,25 @@ def end(session: _Prefix, *, log: _LogOption = DEFAULT_LOG) -> None:
         return stored, await _end(store, stored)
 
     stored, over = _with_log(log, run)
-    name = stored.key.hex()[:_SHORT]
+    name = stored.key.hex()[:SHORT]
     say(f"session {name} had ended before: {over}" if over else f"session {name} is ended")
+
+
+def log_file(url: str) -> str:
+    """The file that the URL of a log names.
+
+    Raises:
+        UsageError: it names none.
+    """
+    if url == "memory:":
+        raise UsageError("a memory log cannot be looked into: it is inside the process that serves")
+    return unquote(urlsplit(url).path)[1:]
 
 
 def _with_log(url: str, run: Callable[[Log], Awaitable[T]]) -> T:
     """What `run` makes of the log at `url`, which has to be there."""
     store = open_log(url)
-    if url == "memory:":
-        raise UsageError("a memory log cannot be looked into: it is inside the process that serves")
-    path = unquote(urlsplit(url).path)[1:]
+    path = log_file(url)
     if not os.path.exists(path):
         raise GaplessError(f"there is no log {path}", hint="--log names it, as for gapless serve")
 

@@ -17,7 +17,7 @@ from urllib.parse import urlsplit
 
 from gapless.errors import TargetError, UsageError
 
-__all__ = ["Aim", "aim", "aimed"]
+__all__ = ["Aim", "aim", "aimed", "serving"]
 
 _STARTING: Final = 30.0
 _STOPPING: Final = 10.0
@@ -93,33 +93,45 @@ async def aimed(target: Aim, options: Sequence[str]) -> AsyncGenerator[tuple[str
         yield target.url, None
         return
     with tempfile.TemporaryDirectory(prefix="gapless-torture-") as folder:
-        log = f"sqlite:///{Path(folder) / 'torture.db'}"
-        process = await asyncio.create_subprocess_exec(
-            sys.executable,
-            *("-m", "gapless", "serve", "--port", "0", "--log", log, *options, *target.served),
-            stdin=asyncio.subprocess.DEVNULL,
-            stdout=asyncio.subprocess.DEVNULL,
-            stderr=asyncio.subprocess.PIPE,
-            env={**os.environ, "LADDER_JOURNAL": str(Path(folder) / "journal")},
-        )
-        assert process.stderr is not None
-        reading: asyncio.Task[None] | None = None
+        log = ("--log", f"sqlite:///{Path(folder) / 'torture.db'}")
+        journal = str(Path(folder) / "journal")
+        async with serving((*log, *options, *target.served), LADDER_JOURNAL=journal) as served:
+            yield served
+
+
+@asynccontextmanager
+async def serving(arguments: Sequence[str], **environment: str) -> AsyncGenerator[tuple[str, int]]:
+    """`gapless serve` with these arguments, on a free port, until the block ends: its URL and its process.
+
+    Raises:
+        TargetError: it does not start.
+    """
+    process = await asyncio.create_subprocess_exec(
+        sys.executable,
+        *("-m", "gapless", "serve", "--port", "0", *arguments),
+        stdin=asyncio.subprocess.DEVNULL,
+        stdout=asyncio.subprocess.DEVNULL,
+        stderr=asyncio.subprocess.PIPE,
+        env={**os.environ, **environment},
+    )
+    assert process.stderr is not None
+    reading: asyncio.Task[None] | None = None
+    try:
+        url = await _listening(process.stderr)
+        reading = asyncio.create_task(_drain(process.stderr))
+        yield url, process.pid
+    finally:
+        with suppress(ProcessLookupError):
+            process.terminate()
         try:
-            url = await _listening(process.stderr)
-            reading = asyncio.create_task(_drain(process.stderr))
-            yield url, process.pid
-        finally:
-            with suppress(ProcessLookupError):
-                process.terminate()
-            try:
-                async with asyncio.timeout(_STOPPING):
-                    await process.wait()
-            except TimeoutError:
-                process.kill()
+            async with asyncio.timeout(_STOPPING):
                 await process.wait()
-            if reading is not None:
-                await asyncio.wait({reading}, timeout=1.0)  # whoever it has started may hold the pipe
-                reading.cancel()
+        except TimeoutError:
+            process.kill()
+            await process.wait()
+        if reading is not None:
+            await asyncio.wait({reading}, timeout=1.0)  # whoever it has started may hold the pipe
+            reading.cancel()
 
 
 async def _listening(stream: asyncio.StreamReader) -> str:

@@ -91,7 +91,6 @@ class Client:
         self.committed = 0
         """The server's position as last told, for display only (C2)."""
         self.error: GaplessError | None = None
-        self._nonce = process
         self._ahead = ahead
         self._failures = 0
         self._faults = 0
@@ -243,7 +242,7 @@ class Client:
         self.phase = Phase.NEGOTIATING
         if self._outstanding is None:
             self._negotiations += 1
-            self._outstanding = f"{self._nonce}{self._negotiations}"
+            self._outstanding = f"{self.sending.process}{self._negotiations}"
         return [Negotiate(self._new_attempt(), self.incoming.state(), self._outstanding)]
 
     def _answered(

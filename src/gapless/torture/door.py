@@ -24,14 +24,22 @@ from gapless.errors import MalformedError, TargetError, TooLargeError
 from gapless.protocol.block import Block, BlockDecoder, encode_block
 from gapless.protocol.refusal import read_refusal, read_refusal_error
 from gapless.torture.ladder import INITIALIZE, INITIALIZED, Ledger, as_object
-from gapless.torture.reading import ASKED, IDLE, PLAIN, Answer, message_of, sequence_of
+from gapless.torture.reading import (
+    ANSWER,
+    ASKED,
+    IDLE,
+    LIMIT,
+    Answer,
+    http_client,
+    json_object,
+    message_of,
+    sequence_of,
+)
 from gapless.torture.trial import Trace
 
 __all__ = ["DoorSession", "Frames", "Knocked", "reason_of"]
 
 _PROTOCOL: Final = "mcp.v1"
-_ANSWER: Final = 5.0
-_LIMIT: Final = 16 * 1024 * 1024
 
 
 def reason_of(body: dict[str, Any]) -> str:
@@ -57,7 +65,7 @@ class Frames:
     def __init__(self, socket: ClientConnection) -> None:
         self._socket = socket
         self._blocks: list[Block] = []
-        self._decoder = BlockDecoder(_LIMIT)
+        self._decoder = BlockDecoder(LIMIT)
 
     async def next(self, seconds: float = IDLE) -> Block | None:
         """The next block but keep-alives; a probe is answered. `None` if the socket closed, or is silent."""
@@ -116,14 +124,7 @@ class DoorSession:
         self._came: set[int] = set()
         self._frames: list[Frames] = []
         self._sent = 0
-        # No connection is used twice: one that a fault has broken must not fail the next request too.
-        self._http = httpx2.AsyncClient(
-            verify=False,
-            trust_env=False,
-            timeout=httpx2.Timeout(_ANSWER, read=None),
-            limits=httpx2.Limits(max_keepalive_connections=0),
-            headers=PLAIN,
-        )
+        self._http = http_client()
 
     async def __aenter__(self) -> Self:
         return self
@@ -157,13 +158,13 @@ class DoorSession:
         sent |= {name.replace("_", "-"): value for name, value in headers.items()}
         content = b"" if body is None else msgspec.json.encode(body)
         try:
-            async with asyncio.timeout(_ANSWER):
+            async with asyncio.timeout(ANSWER):
                 response = await self._http.request(method, self._url(part), content=content, headers=sent)
         except (httpx2.HTTPError, TimeoutError) as error:
             self.trace.note("client", f"{method} {part}: {type(error).__name__}")
             return 0, {}
         self.trace.note("client", f"{method} {part}: {response.status_code}")
-        return response.status_code, message_of(Block(data=response.content)) or {}
+        return response.status_code, json_object(response.content) or {}
 
     async def open(self) -> None:
         """Open a session and shake hands.
@@ -225,7 +226,7 @@ class DoorSession:
             headers["Last-Event-ID"] = stated
         encoded = httpx2.Headers(headers, encoding="utf-8")  # IDs are what the server likes
         request = self._http.build_request("GET", self._url("events"), headers=encoded)
-        async with asyncio.timeout(_ANSWER):
+        async with asyncio.timeout(ANSWER):
             response = await self._http.send(request, stream=True)
         self.trace.note("client", f"GET events after {stated}: {response.status_code}")
         async with aclosing(response):
@@ -250,9 +251,9 @@ class DoorSession:
                 subprotocols=[Subprotocol(_PROTOCOL)],
                 additional_headers=headers,
                 compression=None,
-                open_timeout=_ANSWER,
+                open_timeout=ANSWER,
                 ping_interval=None,
-                max_size=_LIMIT,
+                max_size=LIMIT,
                 proxy=None,
             )
         except InvalidStatus as error:

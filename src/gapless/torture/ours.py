@@ -12,12 +12,11 @@ import msgspec
 
 from gapless.client.driver import Driver, Network
 from gapless.errors import GaplessError, TargetError
-from gapless.protocol.block import Block
 from gapless.protocol.client import Client, Policy
 from gapless.protocol.jsonrpc import peek
 from gapless.protocol.moves import Arrived, Input
 from gapless.torture.ladder import INITIALIZE, INITIALIZED, Account, Climb, Ledger
-from gapless.torture.reading import ASKED, message_of
+from gapless.torture.reading import ASKED, json_object
 from gapless.torture.trial import Trace
 
 __all__ = ["OurSession"]
@@ -152,7 +151,7 @@ class OurSession:
                 self.trace.note("client", f"{type(input).__name__} ({self.machine.phase.value})")
 
     async def _deliver(self, data: bytes) -> None:
-        reply = self.ledger.take(message_of(Block(data=data)) or {})
+        reply = self.ledger.take(json_object(data) or {})
         if reply is not None:
             self._replies.put_nowait(reply)
         self._changed.set()

@@ -1,4 +1,4 @@
-"""Reads an HTTP response's events block by block, whoever sent it."""
+"""What the clients by hand share: how they ask, and how they read what comes, whoever sent it."""
 
 from __future__ import annotations
 
@@ -12,7 +12,17 @@ import msgspec
 from gapless.errors import MalformedError, TooLargeError
 from gapless.protocol.block import Block, BlockDecoder
 
-__all__ = ["ASKED", "IDLE", "PLAIN", "Answer", "message_of", "sequence_of"]
+__all__ = [
+    "ANSWER",
+    "ASKED",
+    "IDLE",
+    "LIMIT",
+    "Answer",
+    "http_client",
+    "json_object",
+    "message_of",
+    "sequence_of",
+]
 
 IDLE: Final = 2.0
 """Seconds of nothing at all, not even a comment, after which a stream is taken for dead."""
@@ -20,21 +30,42 @@ IDLE: Final = 2.0
 ASKED: Final = 30.0
 """Seconds that an answer may take where no fault is done: a server may have a process to start first."""
 
-PLAIN: Final = {"Accept-Encoding": "identity"}
-"""The faults look for patterns in what passes."""
+ANSWER: Final = 5.0
+"""Seconds that a response may take to begin."""
 
 _BODY: Final = 5.0
 """Seconds that a body may take."""
 
-_LIMIT: Final = 16 * 1024 * 1024
+LIMIT: Final = 16 * 1024 * 1024
+"""Bytes of a block, or of a frame."""
+
+
+def http_client() -> httpx2.AsyncClient:
+    """For a client that faults are done to.
+
+    No connection is used twice: one that a fault has broken must not fail the next request too. Nothing
+    is compressed: the faults look for patterns in what passes.
+    """
+    return httpx2.AsyncClient(
+        verify=False,
+        trust_env=False,
+        timeout=httpx2.Timeout(ANSWER, read=None),
+        limits=httpx2.Limits(max_keepalive_connections=0),
+        headers={"Accept-Encoding": "identity"},
+    )
+
+
+def json_object(data: bytes | None) -> dict[str, Any] | None:
+    """The JSON object that some bytes are, if they are one."""
+    try:
+        return msgspec.json.decode(data or b"", type=dict[str, Any])
+    except (msgspec.DecodeError, UnicodeDecodeError, RecursionError):
+        return None
 
 
 def message_of(block: Block) -> dict[str, Any] | None:
     """The JSON object in a block, if there is one."""
-    try:
-        return msgspec.json.decode(block.data or b"", type=dict[str, Any])
-    except (msgspec.DecodeError, UnicodeDecodeError, RecursionError):
-        return None
+    return json_object(block.data)
 
 
 def sequence_of(id: str | None) -> int | None:
@@ -68,7 +99,7 @@ class Answer:
             TimeoutError: nothing at all came for `idle` seconds.
             httpx2.HTTPError: the connection broke.
         """
-        decoder = BlockDecoder(_LIMIT)
+        decoder = BlockDecoder(LIMIT)
         chunks = self._response.aiter_bytes()
         while True:
             async with asyncio.timeout(idle):

@@ -14,17 +14,14 @@ import httpx2
 import msgspec
 
 from gapless.errors import TargetError
-from gapless.protocol.block import Block
 from gapless.torture.ladder import INITIALIZE, INITIALIZED, Account, Climb, Ledger
-from gapless.torture.reading import ASKED, IDLE, PLAIN, Answer, message_of
+from gapless.torture.reading import ANSWER, ASKED, IDLE, Answer, http_client, json_object, message_of
 from gapless.torture.trial import Trace
 
 __all__ = ["QUIET", "StandardSession", "Stream"]
 
 _PROTOCOL: Final[str] = INITIALIZE["params"]["protocolVersion"]
 
-_ANSWER: Final = 5.0
-"""Seconds that a response may take to begin."""
 _PATIENCE: Final = 8
 """Resumes in a row that may bring nothing."""
 _BACKOFF: Final = 0.02
@@ -79,14 +76,7 @@ class StandardSession:
         self.received: Callable[[int], None] = lambda count: None
         self._tasks: set[asyncio.Task[None]] = set()
         self._changed = asyncio.Event()
-        # No connection is used twice: one that a fault has broken must not fail the next request too.
-        self._http = httpx2.AsyncClient(
-            verify=False,
-            trust_env=False,
-            timeout=httpx2.Timeout(_ANSWER, read=None),
-            limits=httpx2.Limits(max_keepalive_connections=0),
-            headers=PLAIN,
-        )
+        self._http = http_client()
 
     async def __aenter__(self) -> Self:
         return self
@@ -129,7 +119,7 @@ class StandardSession:
             headers["Content-Type"] = "application/json"
             content = msgspec.json.encode(message)
         request = self._http.build_request(method, self.url, headers=headers, content=content)
-        async with asyncio.timeout(_ANSWER):
+        async with asyncio.timeout(ANSWER):
             response = await self._http.send(request, stream=True)
         async with aclosing(response):
             self.token = response.headers.get("mcp-session-id", self.token)
@@ -156,7 +146,7 @@ class StandardSession:
                 if answer.status != 200:
                     raise TargetError(f"{what} is answered {answer.status}")
                 if not answer.streams:
-                    found = message_of(Block(data=await answer.body()))
+                    found = json_object(await answer.body())
                     if found is not None:
                         return found
                     raise TargetError(f"{what} is answered something that is no JSON object")
@@ -214,7 +204,7 @@ class StandardSession:
                 if answer.streams:
                     await self._read(stream, answer)
                 else:
-                    told = message_of(Block(data=await answer.body()))
+                    told = json_object(await answer.body())
                     told = told or {"error": {"message": f"status {answer.status}, and no JSON object"}}
                     self._take({**told, "id": account.id}, stream)
         except (httpx2.HTTPError, TimeoutError) as error:

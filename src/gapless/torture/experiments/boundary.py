@@ -9,13 +9,12 @@ from typing import Any, ClassVar, Final
 
 import httpx2
 
-from gapless.protocol.block import Block
 from gapless.torture.door import DoorSession, reason_of
 from gapless.torture.faults import Direction, Link
 from gapless.torture.judge import judge
 from gapless.torture.ladder import Climb
 from gapless.torture.ours import OurSession
-from gapless.torture.reading import Answer, message_of
+from gapless.torture.reading import json_object
 from gapless.torture.saboteur import Saboteur, sabotage
 from gapless.torture.schedule import Fault, Schedule, Step
 from gapless.torture.trial import Target, Trial, View, Violation
@@ -137,7 +136,7 @@ class Boundary:
             return _refused(trial, variant, status, body)
         async with session.events(accepted if variant == "at U" else None) as answer:
             if not answer.streams:
-                return _refused(trial, variant, answer.status, await _json(answer))
+                return _refused(trial, variant, answer.status, json_object(await answer.body()) or {})
             async with aclosing(answer.blocks()) as blocks:
                 async for block in blocks:
                     session.take(block)
@@ -167,7 +166,6 @@ class _Ambush:
         self._saboteur = saboteur
         self._window = window
         self._sprung = False
-        self._held: list[Link] = []
         self.struck = 0
         self.struck_at = 0.0
         self.bound_at = 0.0
@@ -206,10 +204,6 @@ def _refused(trial: Trial, variant: str, status: int, body: dict[str, Any]) -> b
     else:
         trial.find(Violation.NOT_BURNED, f"a resume {variant} is answered {status} {reason_of(body)}")
     return False
-
-
-async def _json(answer: Answer) -> dict[str, Any]:
-    return message_of(Block(data=await answer.body())) or {}
 
 
 def _several(ids: set[str]) -> str:

@@ -5,7 +5,7 @@ from __future__ import annotations
 import asyncio
 import statistics
 from collections.abc import AsyncGenerator, Awaitable, Callable
-from contextlib import AsyncExitStack, aclosing, asynccontextmanager
+from contextlib import aclosing, asynccontextmanager
 from pathlib import Path
 from typing import ClassVar, Final
 
@@ -53,8 +53,7 @@ class Crowd:
     async def run(self, target: Target, trial: Trial) -> None:
         """The readers alone, then the same with the others beside them."""
         alone = await self._readers(target, trial, "alone")
-        async with AsyncExitStack() as stack:
-            watch = await stack.enter_async_context(_memory(target))
+        async with _memory(target) as watch:
             bad = [self._slow(target, trial, number) for number in range(_SLOW)]
             bad += [self._silent(target, trial, number) for number in range(_SILENT)]
             tasks = [asyncio.create_task(one) for one in bad]

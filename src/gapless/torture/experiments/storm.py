@@ -75,10 +75,7 @@ class Storm:
         self._stuck(trial, account, told)
         saboteur.close()
         if not told:
-            try:
-                judge_runs(trial, climb.run, await session.ask(runs_request(2, climb.run)))
-            except TargetError as error:
-                trial.find(Violation.STUCK, f"after the faults: {error}")
+            await self._check_runs(session, trial, climb.run)
 
     async def _standard(
         self, url: str, saboteur: Saboteur, target: Target, trial: Trial, climb: Climb
@@ -95,10 +92,13 @@ class Storm:
             judge(trial, account, excused=bool(session.unresumable))
             self._stuck(trial, account, told=bool(session.unresumable))
             session.url = target.url
-            try:
-                judge_runs(trial, climb.run, await session.ask(runs_request(2, climb.run)))
-            except TargetError as error:
-                trial.find(Violation.STUCK, f"after the faults: {error}")
+            await self._check_runs(session, trial, climb.run)
+
+    async def _check_runs(self, session: OurSession | StandardSession, trial: Trial, run: str) -> None:
+        try:
+            judge_runs(trial, run, await session.ask(runs_request(2, run)))
+        except TargetError as error:
+            trial.find(Violation.STUCK, f"after the faults: {error}")
 
     def _stuck(self, trial: Trial, account: Account, told: bool) -> None:
         if account.result is None and not told:
