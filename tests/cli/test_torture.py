@@ -6,10 +6,11 @@ import asyncio
 import json
 import os
 import shlex
+import signal
 import sys
 import threading
-from collections.abc import Callable, Iterator
-from contextlib import contextmanager
+from collections.abc import AsyncGenerator, Callable, Iterator
+from contextlib import asynccontextmanager, contextmanager
 from pathlib import Path
 
 import pytest
@@ -138,6 +139,36 @@ async def test_what_is_served_for_as_long_ends_with_whatever_happens_meanwhile(
     with pytest.raises(TimeoutError, match="of the experiment's own"):
         await judged()
     assert gone(pids[0])
+
+
+async def test_sigterm_ends_what_is_served_too(monkeypatch: pytest.MonkeyPatch) -> None:
+    begun, ended = asyncio.Event(), asyncio.Event()
+
+    @asynccontextmanager
+    async def served(*_: object) -> AsyncGenerator[tuple[str, int]]:
+        try:
+            yield URL, 1
+        finally:
+            ended.set()
+
+    async def discover(*_: object) -> None:
+        begun.set()
+        await asyncio.Event().wait()
+
+    monkeypatch.setattr("gapless.cli.target.aimed", served)
+    monkeypatch.setattr("gapless.torture.trials.discover", discover)
+    before = signal.signal(signal.SIGTERM, signal.SIG_IGN)  # nobody else's business, should it not be heard
+    try:
+        run = _Run(Aim(URL, ()), [EXPERIMENTS["storm"]], True, 1, None, 0, None, None, None, False)
+        running = asyncio.create_task(run.run())
+        await begun.wait()
+        os.kill(os.getpid(), signal.SIGTERM)
+        with pytest.raises(asyncio.CancelledError):
+            await asyncio.wait_for(running, 10)
+    finally:
+        asyncio.get_running_loop().remove_signal_handler(signal.SIGTERM)
+        signal.signal(signal.SIGTERM, before)
+    assert ended.is_set()
 
 
 async def test_a_server_that_does_not_listen_is_not_waited_for(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -7,6 +7,7 @@ import itertools
 import signal
 from collections.abc import Callable, Generator, Sequence
 from contextlib import contextmanager
+from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any, Final
 
@@ -134,32 +135,21 @@ def torture(
     _tell(run, results, left_out, html, as_json)
 
 
+@dataclass(frozen=True, slots=True)
 class _Run:
     """One run of the command."""
 
-    def __init__(
-        self,
-        target: Aim,
-        chosen: Sequence[type[Experiment]],
-        named: bool,
-        trials: int | None,
-        seconds: float | None,
-        seed: int,
-        schedule: Schedule | None,
-        jobs: int | None,
-        pid: int | None,
-        shrink: bool,
-    ) -> None:
-        self.target = target
-        self._chosen = chosen
-        self._named = named
-        self._trials = trials
-        self._seconds = seconds
-        self._seed = seed
-        self._schedule = schedule
-        self._jobs = jobs
-        self._pid = pid
-        self._shrink = shrink
+    target: Aim
+    chosen: Sequence[type[Experiment]]
+    named: bool
+    """Whether the experiments were named, so that one that cannot be run is an error."""
+    trials: int | None
+    seconds: float | None
+    seed: int
+    schedule: Schedule | None
+    jobs: int | None
+    pid: int | None
+    shrink: bool
 
     async def run(self) -> tuple[list[Result], dict[str, str]]:
         """Every experiment that the target can take, each on a server of its own if it is ours."""
@@ -172,15 +162,15 @@ class _Run:
         asyncio.get_running_loop().add_signal_handler(signal.SIGTERM, task.cancel)
         results: list[Result] = []
         left_out: dict[str, str] = {}
-        for kind in self._chosen:
-            if kind.name in _CROWDS and self.target.command and not self._named:
+        for kind in self.chosen:
+            if kind.name in _CROWDS and self.target.command and not self.named:
                 left_out[kind.name] = "it would start the command hundreds of times; -e includes it"
                 continue
             async with aimed(self.target, kind.serve) as (url, pid):
-                target = await discover(url, pid or self._pid)
+                target = await discover(url, pid or self.pid)
                 if not kind.views & target.views:
                     why = f"the server has no {next(iter(kind.views)).value} view"
-                    if self._named:
+                    if self.named:
                         raise UsageError(f"{kind.name}: {why}", hint="leave the experiment out")
                     left_out[kind.name] = why
                     continue
@@ -190,19 +180,19 @@ class _Run:
     async def _experiment(self, kind: type[Experiment], target: Target) -> Result:
         from gapless.torture.trials import run_experiment, shrink
 
-        count = self._trials if self._trials is not None else kind.trials
-        seeds = itertools.count(self._seed)
+        count = self.trials if self.trials is not None else kind.trials
+        seeds = itertools.count(self.seed)
         with _progress(kind.name, count) as step:
             result = await run_experiment(
                 kind,
                 target,
                 itertools.islice(seeds, count),
-                jobs=self._jobs,
-                seconds=self._seconds,
-                schedule=self._schedule,
+                jobs=self.jobs,
+                seconds=self.seconds,
+                schedule=self.schedule,
                 done=step,
             )
-        failures = [failure for failure in result.failures[: _SHRUNK * self._shrink] if failure.schedule]
+        failures = [failure for failure in result.failures[: _SHRUNK * self.shrink] if failure.schedule]
         if failures:
             seeds_of = ", ".join(str(failure.seed) for failure in failures)
             say(f"{kind.name}: looking for the shortest schedules that fail, of seeds {seeds_of}")
