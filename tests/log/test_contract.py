@@ -15,8 +15,19 @@ from typing import Any
 
 import pytest
 
-from gapless.errors import ConflictError, UsageError
-from gapless.log.base import BelowFloorError, Digest, Entry, Log, SessionKey, Stored, Write
+from gapless.errors import ConflictError, StorageError, UsageError
+from gapless.log.base import (
+    BelowFloorError,
+    Digest,
+    Entry,
+    Log,
+    Owner,
+    OwnerId,
+    Run,
+    SessionKey,
+    Stored,
+    Write,
+)
 from gapless.log.memory import MemoryLog
 from gapless.log.sqlite import SqliteLog
 from gapless.protocol.block import encode_event
@@ -29,6 +40,9 @@ STORES: dict[str, Callable[[Path, Clock], Log]] = {
     "sqlite": lambda path, clock: SqliteLog(path / "log.db", synchronous="off", clock=clock),
     "sqlite, no cache": lambda path, clock: SqliteLog(
         path / "log.db", synchronous="off", cache_bytes=0, clock=clock
+    ),
+    "sqlite, inline": lambda path, clock: SqliteLog(
+        path / "log.db", synchronous="off", clock=clock, inline=True
     ),
 }
 
@@ -317,37 +331,133 @@ async def test_a_write_that_had_landed_under_a_fence_now_passed_is_refused(log: 
     session = await Session.open(log)
     write = session.write(1)
     await log.commit(session.key, write)
-    await log.acquire(session.key)
+    await log.acquire(session.key, 0)
     with pytest.raises(ConflictError, match="under fence 0"):
         await log.commit(session.key, write)
 
 
-# --- Fencing --------------------------------------------------------------------------------
+# --- Owners ---------------------------------------------------------------------------------
 
 
-async def test_acquiring_raises_the_fence_by_one_and_changes_nothing_else(log: Log) -> None:
+@pytest.mark.rule("N1")
+async def test_acquiring_raises_the_fence_by_one_and_changes_nothing_but_the_owner(log: Log) -> None:
     session = await Session.open(log)
     await session.commit(1)
     before = await log.load(session.key)
     assert before is not None
-    assert [await log.acquire(session.key) for _ in range(3)] == [1, 2, 3]
-    assert await log.load(session.key) == replace(before, fence=3)
+    assert [await log.acquire(session.key, fence, OwnerId(7)) for fence in range(3)] == [1, 2, 3]
+    assert await log.load(session.key) == replace(before, fence=3, owner=7)
+    assert await log.acquire(session.key, 3) == 4
+    assert await log.load(session.key) == replace(before, fence=4, owner=None)
 
 
-async def test_of_two_that_acquire_at_once_each_gets_a_fence_of_its_own(log: Log) -> None:
+@pytest.mark.rule("N1")
+async def test_of_many_that_acquire_at_once_from_under_one_fence_one_succeeds(log: Log) -> None:
     session = await Session.open(log)
-    assert sorted(await asyncio.gather(*(log.acquire(session.key) for _ in range(5)))) == [1, 2, 3, 4, 5]
+    owners = [await log.join(str(number)) for number in range(5)]
+    for fence in range(3):
+        outcomes = await asyncio.gather(
+            *(log.acquire(session.key, fence, owner) for owner in owners), return_exceptions=True
+        )
+        (winner,) = [owner for owner, won in zip(owners, outcomes, strict=True) if won == fence + 1]
+        assert [type(outcome) for outcome in outcomes].count(ConflictError) == 4
+        stored = await log.load(session.key)
+        assert stored is not None
+        assert (stored.fence, stored.owner) == (fence + 1, winner)
+
+
+@pytest.mark.parametrize("fence", [-1, 0, 2])
+async def test_acquiring_from_under_another_fence_changes_nothing(log: Log, fence: int) -> None:
+    owner, other = await log.join("a"), await log.join("b")
+    session = await Session.open(log)
+    await log.acquire(session.key, 0, owner)
+    before = await session.state(), await log.owners()
+    with pytest.raises(ConflictError, match=f"under fence 1 by now, not {fence}"):
+        await log.acquire(session.key, fence, other)
+    assert (await session.state(), await log.owners()) == before
 
 
 async def test_an_unknown_session_cannot_be_acquired(log: Log) -> None:
     with pytest.raises(ConflictError, match="no such session"):
-        await log.acquire(key("unknown"))
+        await log.acquire(key("unknown"), 0)
+
+
+async def test_owners_are_known_until_they_leave_and_their_numbers_are_not_given_again(log: Log) -> None:
+    first, second = await log.join("/run/a.sock"), await log.join("")
+    assert await log.owners() == (Owner(first, "/run/a.sock", 0, 0), Owner(second, "", 0, 0))
+    for _ in range(2):
+        await log.leave(second)
+        assert await log.owners() == (Owner(first, "/run/a.sock", 0, 0),)
+    third = await log.join("c")
+    assert len({first, second, third}) == 3
+    assert [owner.id for owner in await log.owners()] == [first, third]
+
+
+async def test_many_that_join_at_once_have_numbers_of_their_own(log: Log) -> None:
+    joined = await asyncio.gather(*(log.join(str(number)) for number in range(300)))
+    assert {owner.id: owner.address for owner in await log.owners()} == {
+        owner: str(number) for number, owner in enumerate(joined)
+    }
+
+
+@pytest.mark.rule("N1")
+async def test_a_beat_shows_life_and_tells_of_losses_to_others_only(log: Log) -> None:
+    one, two = await log.join("one"), await log.join("two")
+    session, other = await Session.open(log), await Session.open(log, "other")
+    assert [await log.beat(one) for _ in range(2)] == [0, 0]
+    await log.acquire(session.key, 0, one)
+    await log.acquire(session.key, 1, one)
+    await log.acquire(other.key, 0, one)
+    assert await log.beat(one) == 0
+    await log.acquire(session.key, 2, two)
+    assert (await log.beat(one), await log.beat(two)) == (1, 0)
+    await log.acquire(other.key, 1)
+    assert (await log.beat(one), await log.beat(two)) == (2, 0)
+    assert await log.owners() == (Owner(one, "one", 5, 2), Owner(two, "two", 2, 0))
+
+
+async def test_an_owner_that_was_struck_off_learns_of_it_from_its_beat(log: Log) -> None:
+    owner = await log.join("")
+    await log.leave(owner)
+    for unknown in (owner, OwnerId(0), OwnerId(99)):
+        with pytest.raises(ConflictError, match="registered no more"):
+            await log.beat(unknown)
+    assert await log.owners() == ()
+
+
+async def test_the_sessions_of_an_owner_are_those_created_or_acquired_for_it(log: Log) -> None:
+    one, two = await log.join("one"), await log.join("two")
+    for number, owner in enumerate((one, one, two, None)):
+        await log.create(key(str(number)), b"", Link(b"12345678"), owner)
+    await log.acquire(key("3"), 0, two)
+    await log.acquire(key("0"), 0, two)
+    assert await log.owned(one) == {key("1")}
+    assert await log.owned(two) == {key("0"), key("2"), key("3")}
+    await log.remove(key("2"))
+    assert await log.owned(two) == {key("0"), key("3")}
+    await log.acquire(key("3"), 1)
+    assert await log.owned(two) == {key("0")}
+    assert [stored.owner for stored in await log.sessions()] == [two, one, None]
+    assert await log.owned(OwnerId(99)) == frozenset()
+
+
+@pytest.mark.rule("N1")
+async def test_what_an_owner_had_when_it_left_can_still_be_told_and_taken(log: Log) -> None:
+    gone, heir = await log.join("gone"), await log.join("heir")
+    await log.create(key("one"), b"", Link(b"12345678"), gone)
+    await log.leave(gone)
+    stored = await log.load(key("one"))
+    assert stored is not None
+    assert stored.owner == gone
+    assert await log.owned(gone) == {key("one")}
+    assert await log.acquire(key("one"), 0, heir) == 1
+    assert await log.owners() == (Owner(heir, "heir", 0, 0),)
 
 
 async def test_a_write_under_an_older_fence_changes_nothing(log: Log) -> None:
     session = await Session.open(log)
     await session.commit(1)
-    fence = await log.acquire(session.key)
+    fence = await log.acquire(session.key, 0)
     before = await session.state()
     write = session.write(1, entries=(entry(1),), dispatched=1, record=b"no", floor=1)
     for late in (write, Write(1, b"", 1, session.links[1], record=b"no")):
@@ -412,6 +522,77 @@ async def test_inbox_messages_are_read_in_order_from_any_number(log: Log) -> Non
             expected = tuple(entries[after : after + max(limit, 0)])
             assert await log.entries(session.key, after, limit) == expected
     assert [await log.digest(session.key, e.number) for e in entries] == [e.digest for e in entries]
+
+
+# --- Runs -----------------------------------------------------------------------------------
+
+
+async def test_runs_are_what_is_retained_with_its_size_its_streams_and_its_links(log: Log) -> None:
+    session = await Session.open(log)
+    assert await log.runs(session.key) == ()
+    for events in (1, 4, 2):
+        await session.commit(events)
+    (run,) = await log.runs(session.key)
+    assert run == Run(
+        last=7,
+        link=session.links[7],
+        events=7,
+        size=len(b"".join(session.blocks)),
+        at=1001,
+        streams={0: (6, session.links[6]), 1: (7, session.links[7]), 2: (5, session.links[5])},
+    )
+
+
+@pytest.mark.parametrize("floor", range(1, 8))
+async def test_runs_have_nothing_that_is_at_or_below_the_floor(log: Log, floor: int) -> None:
+    session = await Session.open(log)
+    for events in (2, 3, 2):
+        await session.commit(events)
+    await session.commit(floor=floor)
+    runs = await log.runs(session.key)
+    assert sum(run.events for run in runs) == 7 - floor
+    assert sum(run.size for run in runs) == len(b"".join(session.blocks[floor:]))
+    streams: dict[int, tuple[int, Link]] = {}
+    for seq in range(floor + 1, 8):
+        streams[seq % 3] = (seq, session.links[seq])
+    assert [run.streams for run in runs] == ([streams] if streams else [])
+
+
+async def test_runs_are_neither_many_small_ones_nor_large(log: Log) -> None:
+    session = await Session.open(log)
+    for _ in range(1500):
+        await session.commit(1)
+    runs = await log.runs(session.key)
+    assert 1500 / 1024 < len(runs) < 60  # a commit a second
+    assert [run.last for run in runs] == [min(last, 1500) for last in range(61, 1561, 61)]
+
+
+async def test_an_unknown_session_has_no_runs(log: Log) -> None:
+    assert await log.runs(key("unknown")) == ()
+
+
+# --- Damage ---------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("damage", ["no events", "an event is missing", "cut short"])
+async def test_damaged_events_are_an_error_that_says_so(log: Log, damage: str) -> None:
+    session = await Session.open(log)
+    write = session.write(5)
+    segment = {
+        "no events": b"\xa5" * len(write.segment),
+        "an event is missing": write.segment.replace(session.blocks[2], b""),
+        "cut short": write.segment[:-20],  # within the last event, behind its ID
+    }[damage]
+    await log.commit(session.key, replace(write, segment=segment))
+    await session.commit(1)
+    steps: list[Coroutine[Any, Any, Any]] = [session.read(after=2), log.runs(session.key)]
+    if damage != "cut short":
+        steps += [session.read(after=2, limit=1), session.link(3)]
+    for step in steps:
+        with pytest.raises(StorageError, match="is damaged"):
+            await step
+    assert await session.read(after=5) == (session.blocks[5], 6)
+    assert await session.link(6) == session.links[6]
 
 
 # --- The floor ------------------------------------------------------------------------------
@@ -499,7 +680,7 @@ async def test_sessions_that_commit_at_once_keep_apart(log: Log) -> None:
 async def test_of_writes_made_at_once_only_those_that_conflict_fail(log: Log) -> None:
     sessions = [await Session.open(log, str(number)) for number in range(6)]
     writes = [session.write(2, entries=(entry(1),)) for session in sessions]
-    await log.acquire(sessions[1].key)
+    await log.acquire(sessions[1].key, 0)
     writes[3] = replace(writes[3], expect=7, last=9)
     writes[4] = replace(writes[4], entries=(entry(2),))
     outcomes = await asyncio.gather(
@@ -561,7 +742,7 @@ async def test_a_removed_session_can_be_created_anew_and_is_empty(log: Log) -> N
     for _ in range(300):
         await session.commit(1)
     await session.commit(entries=tuple(entry(number) for number in range(1, 301)))
-    await log.acquire(session.key)
+    await log.acquire(session.key, 0)
     await log.remove(session.key)
     again = await Session.open(log)
     stored = await log.load(again.key)
@@ -584,9 +765,15 @@ def test_no_coroutine_of_a_memory_log_suspends() -> None:
         log.start(),
         log.create(one, b"", link),
         log.commit(one, write),
-        log.acquire(one),
+        log.join(""),
+        log.beat(OwnerId(1)),
+        log.owners(),
+        log.owned(OwnerId(1)),
+        log.acquire(one, 0, OwnerId(1)),
+        log.leave(OwnerId(1)),
         log.load(one),
         log.read(one, 0, 9, 9),
+        log.runs(one),
         log.link(one, 1),
         log.digest(one, 1),
         log.entries(one, 0, 9),
@@ -602,13 +789,17 @@ def test_no_coroutine_of_a_memory_log_suspends() -> None:
 async def test_a_copy_of_a_memory_log_goes_its_own_way() -> None:
     log = MemoryLog()
     session = await Session.open(log)
-    await session.commit(3, entries=(entry(1),))
-    before = await session.state()
+    owner = await log.join("")
+    await log.acquire(session.key, 0, owner)
+    await session.commit(3, entries=(entry(1),), fence=1)
+    before = await session.state(), await log.owners(), await log.runs(session.key)
     copy = replace(session, log=log.copy(), blocks=session.blocks.copy(), links=session.links.copy())
-    assert await copy.state() == before
-    await copy.commit(2, entries=(entry(2),), record=b"copy", floor=4)
-    await copy.log.acquire(copy.key)
+    assert (await copy.state(), await copy.log.owners(), await copy.log.runs(copy.key)) == before
+    await copy.commit(2, entries=(entry(2),), record=b"copy", floor=4, fence=1)
+    assert await copy.log.acquire(copy.key, 1) == 2
+    assert await copy.log.beat(owner) == 1
+    assert await copy.log.join("") != owner
     await Session.open(copy.log, "another")
-    assert await session.state() == before
+    assert (await session.state(), await log.owners(), await log.runs(session.key)) == before
     assert await copy.read(after=4) == (copy.blocks[4], 5)
     assert len(await log.sessions()) == 1

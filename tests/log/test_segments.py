@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterator
+from contextlib import suppress
 from hashlib import sha256
 
 import pytest
@@ -10,9 +11,9 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from gapless.log.base import BelowFloorError, SessionKey, Write
-from gapless.log.segments import Segment, Segments, Tails, join
+from gapless.log.segments import DamagedError, Segment, Segments, Tails, join
 from gapless.protocol.block import encode_event
-from gapless.protocol.cursor import EventId, Link
+from gapless.protocol.cursor import LINK_BYTES, EventId, Link
 
 A, B, C = (SessionKey(name * 32) for name in (b"a", b"b", b"c"))
 
@@ -101,6 +102,57 @@ def test_an_eviction_hides_what_is_at_or_below_the_floor_and_nothing_else(
         if floor > 0:
             with pytest.raises(BelowFloorError):
                 run.read(floor - 1, last, 2**20)
+
+
+@given(runs(), st.data())
+def test_whatever_is_damaged_is_told_as_damage_or_not_at_all(
+    case: tuple[Segments, list[bytes], int], data: st.DataObject
+) -> None:
+    _, model, start = case
+    if not model:
+        return
+    good = b"".join(model)
+    at = data.draw(st.integers(0, len(good)))
+    cut = data.draw(st.integers(0, len(good) - at))
+    junk = data.draw(
+        st.sampled_from([b"", b"\0", b"\n\n", b"id: ", b"\n\nid: 3.0.", b"9", b" ", b"\xff" * 9])
+    )
+    run, last = Segments(start), start + len(model)
+    run.append(last, good[:at] + junk + good[at + cut :])
+    (segment,) = run
+    after = data.draw(st.integers(start, last - 1))
+    limit = data.draw(st.integers(0, len(good)))
+    with suppress(DamagedError):
+        read, reached = run.read(after, last, limit)
+        assert read.endswith(b"\n\n")
+        assert after < reached <= last
+    with suppress(DamagedError):
+        assert len(run.link(after + 1) or b"") == LINK_BYTES
+    with suppress(DamagedError):
+        assert len(list(segment.ids(start))) == len(model)
+
+
+DAMAGE = {
+    "nothing like events": b"\xa5" * 200,
+    "zeros": bytes(200),
+    "nothing": b"",
+    "other events": blocks(4, 6),
+    "an event less": blocks(1, 2),
+    "an event more": blocks(1, 4),
+    "a hole": block(1) + block(3),
+    "an event cut short": blocks(1, 3)[:-5],
+    "no blank line at the end": blocks(1, 3)[:-1],
+    "no number": block(1) + block(2).replace(b"id: 2.", b"id: x.") + block(3),
+    "no link": block(1) + block(2).replace(link(2).hex().encode(), b"2" * 15) + block(3),
+    "a link that is none": block(1) + block(2).replace(link(2).hex().encode(), b"2 " * 8) + block(3),
+}
+
+
+@pytest.mark.parametrize("damage", DAMAGE)
+def test_damage_is_told_by_all_that_looks_at_the_whole(damage: str) -> None:
+    segment = Segment(1, 3, DAMAGE[damage])
+    with pytest.raises(DamagedError, match=r"the log is damaged: .*event"):
+        assert [*segment.ids(0), segment.start(4)]
 
 
 def test_a_whole_segment_is_returned_without_a_copy() -> None:

@@ -132,9 +132,9 @@ def test_what_is_no_log_is_refused_and_left_alone(tmp_path: Path, content: bytes
 
 def test_a_log_of_another_version_is_refused(path: Path) -> None:
     db = apsw.Connection(str(path))
-    db.pragma("user_version", 2)
+    db.pragma("user_version", 3)
     db.close()
-    with pytest.raises(SchemaError, match="version 2"), snapshot(path):
+    with pytest.raises(SchemaError, match="version 3"), snapshot(path):
         pass
 
 

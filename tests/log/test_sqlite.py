@@ -3,75 +3,25 @@
 from __future__ import annotations
 
 import asyncio
-import os
-import stat
-from collections.abc import AsyncIterator, Iterator
-from contextlib import asynccontextmanager, closing, contextmanager
-from hashlib import sha256
+from contextlib import closing
 from pathlib import Path
 from threading import Event
-from typing import Any
 
 import apsw
 import pytest
 
-from gapless.errors import ConflictError, SchemaError, StorageError, UsageError
-from gapless.log import open_log, sqlite
-from gapless.log.base import BelowFloorError, Digest, Durability, Entry, SessionKey, Write
+from gapless.errors import ConflictError, StorageError, UsageError
+from gapless.log import database, open_log, threads
+from gapless.log.base import BelowFloorError, Durability, Entry, SessionKey
 from gapless.log.memory import MemoryLog
-from gapless.log.sqlite import APPLICATION_ID, SCHEMA, SqliteLog
-from gapless.protocol.block import encode_event
-from gapless.protocol.cursor import EventId, Link
-
-PLENTY = 2**30
-DIGEST = Digest(b"digest digest d.")
-
-
-def key(name: str) -> SessionKey:
-    return SessionKey(sha256(name.encode()).digest())
-
-
-A, B = key("a"), key("b")
-
-
-def link(seq: int) -> Link:
-    return Link(sha256(b"%d" % seq).digest()[:8])
-
-
-def blocks(first: int, last: int, data: bytes = b"{}") -> bytes:
-    return b"".join(
-        encode_event(EventId(seq, 0, link(seq)), "message", data) for seq in range(first, last + 1)
-    )
-
-
-def write(first: int, last: int, data: bytes = b"{}", **more: Any) -> Write:
-    if "floor" in more:
-        more["floor_link"] = link(more["floor"])
-    return Write(first - 1, blocks(first, last, data), last, link(last), **more)
+from gapless.log.sqlite import SqliteLog
+from tests.log.disk import mounted
+from tests.log.written import DIGEST, PLENTY, A, B, blocks, key, link, opened, write
 
 
 @pytest.fixture
 def path(tmp_path: Path) -> Path:
     return tmp_path / "log.db"
-
-
-def put(path: Path, content: bytes, mode: int = 0o600) -> None:
-    path.write_bytes(content)
-    path.chmod(mode)
-
-
-def mode(path: Path) -> int:
-    return stat.S_IMODE(path.stat().st_mode)
-
-
-@asynccontextmanager
-async def opened(path: Path, **options: Any) -> AsyncIterator[SqliteLog]:
-    log = SqliteLog(path, **options)
-    await log.start()
-    try:
-        yield log
-    finally:
-        await log.close()
 
 
 def writer(log: SqliteLog) -> apsw.Connection:
@@ -123,7 +73,7 @@ async def test_a_restart_keeps_everything(path: Path) -> None:
             await log.create(name, b"record", link(0))
         await log.commit(A, write(1, 3, entries=entries, dispatched=1, record=b"state", floor=1))
         await log.commit(A, write(4, 4))
-        await log.acquire(A)
+        await log.acquire(A, 0)
         before = await log.sessions()
     async with opened(path) as log:
         assert await log.sessions() == before
@@ -159,7 +109,7 @@ async def test_a_log_that_is_not_open_says_so(path: Path) -> None:
             log.load(A),
             log.link(A, 1),
             log.remove(A),
-            log.acquire(A),
+            log.acquire(A, 0),
         ):
             with pytest.raises(StorageError, match="is not open"):
                 await step
@@ -182,119 +132,7 @@ async def test_closing_finishes_the_commits_under_way(path: Path) -> None:
         assert await log.read(A, 0, 9, PLENTY) == (blocks(1, 1), 1)
 
 
-# --- Files ----------------------------------------------------------------------------------
-
-
-async def test_a_new_file_is_its_owners_alone(path: Path) -> None:
-    async with opened(path) as log:
-        await log.create(A, b"", link(0))
-        made = sorted(file.name for file in path.parent.iterdir())
-        assert made == ["log.db", "log.db-shm", "log.db-wal"]
-        assert {mode(file) for file in path.parent.iterdir()} == {0o600}
-
-
-async def test_an_existing_file_keeps_its_mode(path: Path) -> None:
-    put(path, b"", 0o640)
-    async with opened(path):
-        assert mode(path) == 0o640
-
-
-async def test_an_empty_file_becomes_a_log_of_the_current_version(path: Path) -> None:
-    put(path, b"")
-    async with opened(path) as log:
-        await log.create(A, b"", link(0))
-    with closing(apsw.Connection(str(path))) as db:
-        assert db.pragma("user_version") == SCHEMA
-        assert db.pragma("application_id") == APPLICATION_ID == 0x4761706C
-        assert db.pragma("journal_mode") == "wal"
-
-
-def test_migrations_are_numbered_up_to_the_current_version() -> None:
-    folder = Path(sqlite.__file__).parent / "sql"
-    numbered = sorted(file.name for file in folder.glob("[0-9]*.sql"))
-    assert numbered == [f"{number:04}.sql" for number in range(1, SCHEMA + 1)]
-
-
-async def test_processes_that_migrate_the_same_file_at_once_do_not_get_in_each_others_way(path: Path) -> None:
-    with closing(apsw.Connection(str(path))) as db:
-        db.pragma("journal_mode", "wal")
-    logs = [SqliteLog(path) for _ in range(4)]
-    await asyncio.gather(*(log.start() for log in logs))
-    await asyncio.gather(*(log.create(key(str(at)), b"", link(0)) for at, log in enumerate(logs)))
-    assert len(await logs[0].sessions()) == 4
-    for log in logs:
-        await log.close()
-
-
-@contextmanager
-def untouched(path: Path) -> Iterator[None]:
-    before = path.read_bytes()
-    yield
-    assert path.read_bytes() == before
-    assert [file.name for file in path.parent.iterdir()] == [path.name]
-
-
-async def test_a_newer_log_is_refused_and_left_alone(path: Path) -> None:
-    async with opened(path):
-        pass
-    with closing(apsw.Connection(str(path))) as db:
-        db.pragma("user_version", SCHEMA + 1)
-    with (
-        untouched(path),
-        pytest.raises(SchemaError, match=rf"version {SCHEMA + 1}; .* up to {SCHEMA}") as caught,
-    ):
-        await SqliteLog(path).start()
-    assert "\n" not in caught.value.line
-    assert str(path) in caught.value.line
-
-
-@pytest.mark.parametrize(
-    "mark", ["PRAGMA application_id = 7", "PRAGMA user_version = 1", "CREATE TABLE theirs (x)"]
-)
-async def test_another_programs_file_is_refused_and_left_alone(path: Path, mark: str) -> None:
-    with closing(apsw.Connection(str(path))) as db:
-        db.execute(mark)
-    with untouched(path), pytest.raises(SchemaError, match="another program"):
-        await SqliteLog(path).start()
-
-
-async def test_a_file_that_is_no_database_cannot_be_opened(path: Path) -> None:
-    put(path, b"Dear diary, " * 100)
-    with untouched(path), pytest.raises(StorageError, match=r"log\.db cannot be opened: .*not a database"):
-        await SqliteLog(path).start()
-
-
-@pytest.mark.parametrize("missing", [True, False])
-async def test_a_file_cannot_be_made_where_there_is_no_directory(tmp_path: Path, missing: bool) -> None:
-    directory = tmp_path / "directory"
-    if not missing:
-        directory.touch()
-    log = SqliteLog(directory / "log.db")
-    with pytest.raises(StorageError, match=r"log\.db cannot be opened: .*directory"):
-        await log.start()
-    await log.close()
-
-
-async def test_a_file_cannot_be_made_in_a_directory_one_may_not_write(path: Path) -> None:
-    path.parent.chmod(0o500)
-    if os.geteuid() == 0:
-        os.seteuid(65534)  # root writes anywhere
-    try:
-        with pytest.raises(StorageError, match=r"log\.db cannot be opened: .*[Pp]ermission"):
-            await SqliteLog(path).start()
-    finally:
-        if os.getuid() == 0:
-            os.seteuid(0)
-        path.parent.chmod(0o700)
-
-
-async def test_a_file_one_may_only_read_cannot_be_opened(path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    async with opened(path):
-        pass
-    # What SQLite falls back to where permissions leave it no choice; they leave root every choice.
-    monkeypatch.setattr(apsw, "SQLITE_OPEN_READWRITE", apsw.SQLITE_OPEN_READONLY)
-    with untouched(path), pytest.raises(StorageError, match=r"log\.db cannot be opened: .*readonly"):
-        await SqliteLog(path).start()
+# --- Durability -----------------------------------------------------------------------------
 
 
 @pytest.mark.parametrize(
@@ -306,6 +144,7 @@ async def test_durability_is_advertised_as_it_is_asked_of_sqlite(
 ) -> None:
     async with opened(path, synchronous=synchronous) as log:
         assert log.durability is durability
+        await log.create(A, b"", link(0))  # the writer has nothing to do any more
         assert writer(log).pragma("synchronous") == pragma
 
 
@@ -380,7 +219,7 @@ async def test_a_waiting_loop_stands_aside_for_the_thread_it_waits_for(
     path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     stood = asyncio.Event()
-    monkeypatch.setattr(sqlite.time, "sleep", lambda _: stood.set())
+    monkeypatch.setattr(threads.time, "sleep", lambda _: stood.set())
     async with opened(path) as log:
         await log.create(A, b"", link(0))
         transactions = Transactions(log)
@@ -446,9 +285,16 @@ async def test_a_removed_session_leaves_the_file(path: Path) -> None:
         assert await log.read(B, 0, 9, PLENTY) == (blocks(1, 4), 4)
 
 
-async def test_what_a_failed_sweep_left_is_swept_after_the_next_start(path: Path) -> None:
+@pytest.mark.parametrize("error", [None, MemoryError])
+async def test_what_a_failed_sweep_left_is_swept_after_the_next_start(
+    path: Path, error: type[Exception] | None
+) -> None:
     def authorize(action: int, table: str | None, *_: object) -> int:
-        return apsw.SQLITE_DENY if (action, table) == (apsw.SQLITE_DELETE, "inbox") else apsw.SQLITE_OK
+        if (action, table) != (apsw.SQLITE_DELETE, "inbox"):
+            return apsw.SQLITE_OK
+        if error is not None:
+            raise error
+        return apsw.SQLITE_DENY
 
     async with opened(path, synchronous="off") as log:
         await fill(log, A, 3)
@@ -518,7 +364,7 @@ async def test_a_write_that_failed_after_landing_is_recognised_when_tried_again(
         with closing(apsw.Connection(str(path))) as db:
             # As if its commit had reached the file, and only then the error had been reported.
             db.execute("UPDATE session SET committed = 2, link = ?, received = 1", (link(2),))
-            db.execute("INSERT INTO segment VALUES (1, 1, 1, 2, ?)", (blocks(1, 2),))
+            db.execute("INSERT INTO segment VALUES (1, 1, 1, 2, ?, 0)", (blocks(1, 2),))
             db.execute("INSERT INTO inbox VALUES (1, 1, 1, ?, x'')", (DIGEST,))
         await log.commit(A, write(1, 2, entries=(Entry(1, DIGEST, b""),)))
         assert await log.read(A, 0, 9, PLENTY) == (blocks(1, 2), 2)
@@ -536,7 +382,7 @@ async def test_what_no_database_can_hold_fails_and_the_log_goes_on(path: Path) -
 async def test_a_file_locked_by_another_process_fails_commits_until_it_is_free(
     path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(sqlite, "_BUSY_MS", 0)
+    monkeypatch.setattr(database, "_BUSY_MS", 0)
     async with opened(path) as log:
         await log.create(A, b"", link(0))
         with closing(apsw.Connection(str(path))) as other:
@@ -550,7 +396,7 @@ async def test_a_file_locked_by_another_process_fails_commits_until_it_is_free(
 def damage(path: Path) -> None:
     """Spoil everything but the first page."""
     data = path.read_bytes()
-    put(path, data[:4096].ljust(len(data), b"\xa5"))
+    path.write_bytes(data[:4096].ljust(len(data), b"\xa5"))
 
 
 async def test_damage_is_reported_not_returned(path: Path) -> None:
@@ -564,11 +410,67 @@ async def test_damage_is_reported_not_returned(path: Path) -> None:
             await log.commit(A, write(51, 51))
 
 
+FAILURES = [
+    apsw.IOError,
+    apsw.FullError,
+    apsw.ReadOnlyError,
+    apsw.CorruptError,
+    apsw.NotADBError,
+    apsw.BusyError,
+]
+
+
+@pytest.mark.parametrize("failure", FAILURES)
+@pytest.mark.parametrize("what", ["write", "sync"])
+async def test_whatever_a_disk_does_to_a_commit_is_a_storage_error_and_the_log_goes_on(
+    path: Path, what: str, failure: type[apsw.Error]
+) -> None:
+    def fail(at: str, _: str) -> None:
+        if at == what:
+            raise failure("simulated")
+
+    with mounted() as disk:
+        async with opened(path, vfs=disk.name) as log:
+            for name in (A, B):
+                await log.create(name, b"", link(0))
+            disk.before = fail
+            steps = (log.commit(A, write(1, 2)), log.commit(B, write(1, 1)), log.join(""))
+            for outcome in await asyncio.gather(*steps, return_exceptions=True):
+                assert isinstance(outcome, StorageError)
+                assert "log.db cannot be written: simulated" in outcome.line
+            disk.before = lambda what, path: None
+            assert await log.read(A, 0, 9, PLENTY) == (b"", 0)
+            assert await log.owners() == ()
+            await log.commit(A, write(1, 2))
+        async with opened(path) as log:
+            assert await log.read(A, 0, 9, PLENTY) == (blocks(1, 2), 2)
+
+
+@pytest.mark.parametrize("failure", FAILURES)
+async def test_whatever_a_disk_does_to_a_query_is_a_storage_error_and_the_log_goes_on(
+    path: Path, failure: type[apsw.Error]
+) -> None:
+    def fail(at: str, _: str) -> None:
+        if at == "read":
+            raise failure("simulated")
+
+    with mounted() as disk:
+        async with opened(path, vfs=disk.name, cache_bytes=0) as log:
+            await log.create(A, b"", link(0))
+            await log.commit(A, write(1, 2))
+            disk.before = fail
+            for step in (log.read(A, 0, 9, PLENTY), log.runs(A), log.link(A, 1), log.load(A), log.owners()):
+                with pytest.raises(StorageError, match=r"log\.db cannot be read: simulated"):
+                    await step
+            disk.before = lambda what, path: None
+            assert await log.read(A, 0, 9, PLENTY) == (blocks(1, 2), 2)
+
+
 async def test_an_owner_that_another_process_has_replaced_is_fenced_off(path: Path) -> None:
     async with opened(path) as old, opened(path) as new:
         await old.create(A, b"", link(0))
         await old.commit(A, write(1, 2))
-        fence = await new.acquire(A)
+        fence = await new.acquire(A, 0)
         await new.commit(A, write(3, 3, fence=fence, floor=1))
         with pytest.raises(ConflictError, match="under fence 1"):
             await old.commit(A, write(3, 3))
@@ -576,6 +478,27 @@ async def test_an_owner_that_another_process_has_replaced_is_fenced_off(path: Pa
         assert await old.read(A, 1, 9, PLENTY) == (blocks(2, 3), 3)
         with pytest.raises(BelowFloorError):
             await old.read(A, 0, 9, PLENTY)
+
+
+@pytest.mark.rule("N1")
+async def test_of_processes_that_take_one_session_at_once_one_succeeds_and_its_owner_learns_of_it(
+    path: Path,
+) -> None:
+    logs = [SqliteLog(path) for _ in range(4)]
+    await asyncio.gather(*(log.start() for log in logs))
+    owners = await asyncio.gather(*(log.join(str(at)) for at, log in enumerate(logs)))
+    await logs[0].create(A, b"", link(0), owners[0])
+    for fence in range(3):
+        outcomes = await asyncio.gather(
+            *(log.acquire(A, fence, owner) for log, owner in zip(logs[1:], owners[1:], strict=True)),
+            return_exceptions=True,
+        )
+        assert sorted(map(str, map(type, outcomes))) == sorted(map(str, [int, ConflictError, ConflictError]))
+        assert fence + 1 in outcomes
+    assert await logs[0].beat(owners[0]) == 1
+    assert await logs[0].owned(owners[0]) == frozenset()
+    for log in logs:
+        await log.close()
 
 
 async def test_recent_events_are_read_without_the_file_and_older_ones_from_it(path: Path) -> None:

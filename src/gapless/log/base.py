@@ -19,9 +19,11 @@ What every implementation promises:
   ones, never one at or below the floor. It never returns more than it was asked for.
 * **Floor** (L3). `Write.floor` evicts: afterwards everything at or below is gone, and its link
   is kept. The floor never falls. A read below the floor raises `BelowFloorError`.
-* **Primary copy.** `load`, `link`, `digest` and `read` see every commit that has returned.
-* **Fencing** (for several processes on one store). `acquire` raises the session's fence; a
-  write under an older one raises `ConflictError`.
+* **Primary copy.** `load`, `read`, `runs`, `link` and `digest` see every commit that has returned.
+* **Ownership** (N1). `join` registers a process as an *owner*; `create` and `acquire` make a session
+  its own. `acquire` raises the session's fence, and of several that try at once one succeeds; a
+  write under an older fence raises `ConflictError`. An owner shows life by `beat`; how long it may
+  be silent is for those who watch it to judge, each by its own clock: a log compares no clocks.
 
 Several sessions may commit at once; for one session the caller has one commit under way at a
 time. Implementations that talk to storage group the commits of many sessions into one.
@@ -36,14 +38,30 @@ from typing import NewType
 
 from gapless.errors import LogError
 from gapless.protocol.cursor import Link
+from gapless.protocol.outbox import Run
 
-__all__ = ["BelowFloorError", "Digest", "Durability", "Entry", "Log", "SessionKey", "Stored", "Write"]
+__all__ = [
+    "BelowFloorError",
+    "Digest",
+    "Durability",
+    "Entry",
+    "Log",
+    "Owner",
+    "OwnerId",
+    "Run",
+    "SessionKey",
+    "Stored",
+    "Write",
+]
 
 SessionKey = NewType("SessionKey", bytes)
 """The SHA-256 of a session's token: tokens themselves are never stored (§9)."""
 
 Digest = NewType("Digest", bytes)
 """The first 16 bytes of the SHA-256 of an inbox message's JSON text (L6)."""
+
+OwnerId = NewType("OwnerId", int)
+"""A process that serves a log's sessions; a number is never given twice."""
 
 
 class Durability(StrEnum):
@@ -103,8 +121,27 @@ class Write:
 
 
 @dataclass(frozen=True, slots=True)
+class Owner:
+    """A process that serves sessions of this log (N1).
+
+    Attributes:
+        address: where other processes reach it; empty if they cannot.
+        beat: rises with every sign of life.
+        losses: rises with every session that another process takes from it.
+    """
+
+    id: OwnerId
+    address: str
+    beat: int
+    losses: int
+
+
+@dataclass(frozen=True, slots=True)
 class Stored:
-    """What a log knows of one session. `updated` is Unix time, in seconds, of the last write."""
+    """What a log knows of one session. `updated` is Unix time, in seconds, of the last write.
+
+    `owner` is who has it, or had it and is gone: whether it is there still `owners` tells.
+    """
 
     key: SessionKey
     record: bytes
@@ -117,12 +154,15 @@ class Stored:
     fence: int
     created: float
     updated: float
+    owner: OwnerId | None = None
 
 
 class Log(ABC):
     """A durable log of many sessions. Coroutines belong to the loop that called `start`."""
 
     durability: Durability
+    place: str | None = None
+    """A path in whose neighbourhood the processes on this log may meet; `None`: there is but one process."""
 
     @abstractmethod
     async def start(self) -> None:
@@ -137,8 +177,8 @@ class Log(ABC):
         """Finish the commits under way and release the store. Idempotent."""
 
     @abstractmethod
-    async def create(self, key: SessionKey, record: bytes, link: Link) -> None:
-        """Make an empty session with `link(0) = link`; durable on return.
+    async def create(self, key: SessionKey, record: bytes, link: Link, owner: OwnerId | None = None) -> None:
+        """Make an empty session with `link(0) = link`, owned by `owner`; durable on return.
 
         Raises:
             ConflictError: the key exists. StorageError: nothing was written.
@@ -149,11 +189,40 @@ class Log(ABC):
         """What is durable of a session, `None` if there is none."""
 
     @abstractmethod
-    async def acquire(self, key: SessionKey) -> int:
-        """Raise the session's fence by one and return it: older writers are refused from here on (N1).
+    async def join(self, address: str) -> OwnerId:
+        """Register an owner; durable on return."""
+
+    @abstractmethod
+    async def beat(self, owner: OwnerId) -> int:
+        """A sign of life; returns the owner's `losses` so far.
 
         Raises:
-            ConflictError: no such session.
+            ConflictError: it is registered no more: somebody took it for dead.
+        """
+
+    @abstractmethod
+    async def owners(self) -> tuple[Owner, ...]:
+        """All owners that are registered."""
+
+    @abstractmethod
+    async def leave(self, owner: OwnerId) -> None:
+        """Strike an owner off: its sessions are anybody's. No error if there is none."""
+
+    @abstractmethod
+    async def owned(self, owner: OwnerId) -> frozenset[SessionKey]:
+        """The sessions that are an owner's, or were when it left."""
+
+    @abstractmethod
+    async def acquire(self, key: SessionKey, fence: int, owner: OwnerId | None = None) -> int:
+        """Make a session `owner`'s, and raise its fence from `fence` by one: older writers are refused (N1).
+
+        The owner before, if it was another and is registered, has one loss more.
+
+        Returns:
+            the new fence.
+
+        Raises:
+            ConflictError: no such session, or its fence is not `fence`: somebody else was faster.
         """
 
     @abstractmethod
@@ -176,11 +245,29 @@ class Log(ABC):
 
         Raises:
             BelowFloorError: `after` is below the floor.
+            StorageError: it cannot be read, or what is there is damaged.
+        """
+
+    @abstractmethod
+    async def runs(self, key: SessionKey) -> tuple[Run, ...]:
+        """What is retained of a session's outbox, a run of events at a time, in order and without holes.
+
+        Together they are `floor + 1 … committed`; where a run's events reach down to the floor or
+        below, it counts only those above. A run is what one write wrote, or several that follow each
+        other within a minute, as long as they have no more than 1,024 events and 1 MiB between them;
+        `at` is the time of the first.
+
+        Raises:
+            StorageError: it cannot be read, or what is there is damaged.
         """
 
     @abstractmethod
     async def link(self, key: SessionKey, seq: int) -> Link | None:
-        """`link(seq)`, for `floor <= seq <= committed`; `None` outside (C3)."""
+        """`link(seq)`, for `floor <= seq <= committed`; `None` outside (C3).
+
+        Raises:
+            StorageError: it cannot be read, or what is there is damaged.
+        """
 
     @abstractmethod
     async def digest(self, key: SessionKey, number: int) -> Digest | None:
@@ -191,8 +278,8 @@ class Log(ABC):
         """Inbox messages with a number above `after`, in order, at most `limit` of them."""
 
     @abstractmethod
-    async def sessions(self) -> tuple[Stored, ...]:
-        """All sessions, oldest first."""
+    async def sessions(self, before: float | None = None) -> tuple[Stored, ...]:
+        """All sessions, oldest first; or those that were last written before a Unix time."""
 
     @abstractmethod
     async def remove(self, key: SessionKey) -> None:

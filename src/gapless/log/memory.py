@@ -7,8 +7,20 @@ from collections.abc import Callable
 from dataclasses import dataclass, replace
 
 from gapless.errors import ConflictError
-from gapless.log.base import Digest, Durability, Entry, Log, SessionKey, Stored, Write
-from gapless.log.segments import Segments, check, conflict, fits, landed
+from gapless.log.base import (
+    Digest,
+    Durability,
+    Entry,
+    Log,
+    Owner,
+    OwnerId,
+    Run,
+    SessionKey,
+    Stored,
+    Write,
+)
+from gapless.log.runs import runs_of
+from gapless.log.segments import Segments, check, conflict, fits, landed, outrun
 from gapless.protocol.cursor import Link
 
 __all__ = ["MemoryLog"]
@@ -36,6 +48,8 @@ class MemoryLog(Log):
     def __init__(self, *, clock: Callable[[], float] = time.time) -> None:
         self._clock = clock
         self._sessions: dict[SessionKey, _Session] = {}
+        self._owners: dict[OwnerId, Owner] = {}
+        self._joined = 0
 
     def copy(self) -> MemoryLog:
         """An independent log with the same content. Cheap: what is immutable is shared."""
@@ -44,6 +58,8 @@ class MemoryLog(Log):
             key: _Session(session.stored, session.outbox.copy(), session.inbox.copy())
             for key, session in self._sessions.items()
         }
+        twin._owners = self._owners.copy()
+        twin._joined = self._joined
         return twin
 
     async def start(self) -> None:
@@ -52,7 +68,7 @@ class MemoryLog(Log):
     async def close(self) -> None:
         """Nothing to release: the content lives as long as this object."""
 
-    async def create(self, key: SessionKey, record: bytes, link: Link) -> None:
+    async def create(self, key: SessionKey, record: bytes, link: Link, owner: OwnerId | None = None) -> None:
         if key in self._sessions:
             raise ConflictError("the session exists in the log already")
         now = self._clock()
@@ -68,6 +84,7 @@ class MemoryLog(Log):
             fence=0,
             created=now,
             updated=now,
+            owner=owner,
         )
         self._sessions[key] = _Session(stored, Segments(), [])
 
@@ -75,12 +92,38 @@ class MemoryLog(Log):
         session = self._sessions.get(key)
         return None if session is None else session.stored
 
-    async def acquire(self, key: SessionKey) -> int:
+    async def join(self, address: str) -> OwnerId:
+        self._joined += 1
+        owner = OwnerId(self._joined)
+        self._owners[owner] = Owner(owner, address, beat=0, losses=0)
+        return owner
+
+    async def beat(self, owner: OwnerId) -> int:
+        known = self._owners.get(owner)
+        if known is None:
+            raise ConflictError(f"owner {owner} is registered no more: another took it for dead")
+        self._owners[owner] = replace(known, beat=known.beat + 1)
+        return known.losses
+
+    async def owners(self) -> tuple[Owner, ...]:
+        return tuple(self._owners.values())
+
+    async def leave(self, owner: OwnerId) -> None:
+        self._owners.pop(owner, None)
+
+    async def owned(self, owner: OwnerId) -> frozenset[SessionKey]:
+        return frozenset(key for key, session in self._sessions.items() if session.stored.owner == owner)
+
+    async def acquire(self, key: SessionKey, fence: int, owner: OwnerId | None = None) -> int:
         session = self._sessions.get(key)
-        if session is None:
-            raise ConflictError("there is no such session in the log")
-        session.stored = replace(session.stored, fence=session.stored.fence + 1)
-        return session.stored.fence
+        if session is None or session.stored.fence != fence:
+            raise outrun(session and session.stored, fence)
+        before = session.stored.owner
+        if before is not None and before != owner and before in self._owners:
+            loser = self._owners[before]
+            self._owners[before] = replace(loser, losses=loser.losses + 1)
+        session.stored = replace(session.stored, fence=fence + 1, owner=owner)
+        return fence + 1
 
     async def commit(self, key: SessionKey, write: Write) -> None:
         check(write)
@@ -92,8 +135,9 @@ class MemoryLog(Log):
             if landed(stored, write, session.digest):
                 return
             raise conflict(stored, write)
+        now = self._clock()
         if write.segment:
-            session.outbox.append(write.last, write.segment)
+            session.outbox.append(write.last, write.segment, now)
         session.inbox.extend(write.entries)
         floor, floor_link = stored.floor, stored.floor_link
         if write.floor is not None and write.floor_link is not None and write.floor > floor:
@@ -108,12 +152,18 @@ class MemoryLog(Log):
             floor_link=floor_link,
             received=len(session.inbox),
             dispatched=stored.dispatched if write.dispatched is None else write.dispatched,
-            updated=self._clock(),
+            updated=now,
         )
 
     async def read(self, key: SessionKey, after: int, upto: int, limit: int) -> tuple[bytes, int]:
         session = self._sessions.get(key)
         return (b"", after) if session is None else session.outbox.read(after, upto, limit)
+
+    async def runs(self, key: SessionKey) -> tuple[Run, ...]:
+        session = self._sessions.get(key)
+        if session is None:
+            return ()
+        return runs_of(session.outbox, session.stored.floor, session.stored.committed)
 
     async def link(self, key: SessionKey, seq: int) -> Link | None:
         session = self._sessions.get(key)
@@ -131,8 +181,9 @@ class MemoryLog(Log):
         session = self._sessions.get(key)
         return () if session is None else tuple(session.inbox[after : after + max(limit, 0)])
 
-    async def sessions(self) -> tuple[Stored, ...]:
-        return tuple(session.stored for session in self._sessions.values())
+    async def sessions(self, before: float | None = None) -> tuple[Stored, ...]:
+        every = (session.stored for session in self._sessions.values())
+        return tuple(stored for stored in every if before is None or stored.updated < before)
 
     async def remove(self, key: SessionKey) -> None:
         self._sessions.pop(key, None)

@@ -8,37 +8,93 @@ right after a blank line, and no block has a blank line inside (W1, W4); so the 
 
 from __future__ import annotations
 
+import re
 from bisect import bisect_left, bisect_right
 from collections import OrderedDict
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterable, Iterator
+from itertools import chain
 from typing import Final, NamedTuple
 
-from gapless.errors import ConflictError, UsageError
+from gapless.errors import ConflictError, StorageError, UsageError
 from gapless.log.base import BelowFloorError, Digest, SessionKey, Stored, Write
 from gapless.protocol.cursor import LINK_BYTES, Link
 
-__all__ = ["Segment", "Segments", "Tails", "check", "conflict", "fits", "join", "landed"]
+__all__ = [
+    "DamagedError",
+    "Segment",
+    "Segments",
+    "Tails",
+    "check",
+    "conflict",
+    "fits",
+    "join",
+    "landed",
+    "outrun",
+]
+
+_ID: Final = rb"id: ([0-9]{1,19})\.([0-9]{1,19})\.([0-9a-f]{%d})\n" % (2 * LINK_BYTES)
+_FIRST: Final = re.compile(_ID)
+_NEXT: Final = re.compile(rb"\n\n" + _ID)
+
+
+class DamagedError(StorageError):
+    """What is stored is not what was written.
+
+    Args:
+        what: what is wrong.
+        path: the log's place, if it has one.
+    """
+
+    hint = "restore the log from a copy, or see with gapless audit what is lost"
+
+    def __init__(self, what: str, path: str = "") -> None:
+        super().__init__(f"the log {path}{' ' if path else ''}is damaged: {what}")
+        self.what = what
 
 
 class Segment(NamedTuple):
-    """The blocks of events `first … last`, concatenated."""
+    """The blocks of events `first … last`, concatenated, committed at Unix time `at` (0: not known).
+
+    Every method raises `DamagedError` where the data do not hold what they should.
+    """
 
     first: int
     last: int
     data: bytes
+    at: float = 0.0
 
     def start(self, seq: int) -> int:
         """Where the block of event `seq` begins; the length of the data for `last + 1`."""
-        if seq == self.first:
-            return 0
         if seq > self.last:
+            if not self.data.endswith(b"\n\n"):
+                raise DamagedError(f"event {self.last} does not end")
             return len(self.data)
-        return self.data.index(b"\n\nid: %d." % seq) + 2
+        if seq == self.first and self.data.startswith(b"id: %d." % seq):
+            return 0
+        at = self.data.find(b"\n\nid: %d." % seq)
+        if at < 0:
+            raise self._lacks(seq)
+        return at + 2
 
     def link(self, seq: int) -> Link:
-        """The link of event `seq`, read from its ID: the digits that end its first line (C1)."""
-        end = self.data.index(b"\n", self.start(seq))
-        return Link(bytes.fromhex(self.data[end - 2 * LINK_BYTES : end].decode("ascii")))
+        """The link of event `seq`, read from its ID (C1)."""
+        _, link = next(self.ids(seq - 1))
+        return link
+
+    def ids(self, after: int) -> Iterator[tuple[int, Link]]:
+        """The stream and the link of each event above `after`, in order; nothing else is looked at."""
+        start = self.start(after + 1)
+        ids = chain([_FIRST.match(self.data, start)], _NEXT.finditer(self.data, start))
+        for seq in range(after + 1, self.last + 1):
+            found = next(ids, None)
+            if found is None or int(found[1]) != seq:
+                raise self._lacks(seq)
+            yield int(found[2]), Link(bytes.fromhex(found[3].decode("ascii")))
+        if next(ids, None) is not None:
+            raise DamagedError(f"an event follows events {self.first} to {self.last} where none should be")
+
+    def _lacks(self, seq: int) -> DamagedError:
+        return DamagedError(f"event {seq} is not found among events {self.first} to {self.last}")
 
 
 def join(segments: Iterable[Segment], after: int, upto: int, limit: int) -> tuple[bytes, int]:
@@ -54,6 +110,9 @@ def join(segments: Iterable[Segment], after: int, upto: int, limit: int) -> tupl
 
     Returns:
         the bytes, and the number of the last event in them.
+
+    Raises:
+        DamagedError: the segments do not hold what they should.
     """
     parts: list[bytes] = []
     room = max(limit, 0)
@@ -66,11 +125,16 @@ def join(segments: Iterable[Segment], after: int, upto: int, limit: int) -> tupl
             if end < start + 2:  # not one block fits
                 if parts:
                     break
-                end = segment.data.index(b"\n\n", start) + 2
+                end = segment.data.find(b"\n\n", start) + 2
+        if not start < end <= whole:
+            raise DamagedError(f"event {after + 1} does not end")
         parts.append(segment.data[start:end])
         if end < whole:
             # Cut inside: the number that was reached is read from the block that follows the cut.
-            after = int(segment.data[end + len(b"id: ") : segment.data.index(b".", end)]) - 1
+            following = _FIRST.match(segment.data, end)
+            if following is None or not after + 1 < int(following[1]) <= min(segment.last, upto):
+                raise DamagedError(f"what follows event {after + 1} is no event")
+            after = int(following[1]) - 1
             break
         after = min(segment.last, upto)
         room = max(room - (end - start), 0)
@@ -116,9 +180,13 @@ class Segments:
         twin.size = self.size
         return twin
 
-    def append(self, last: int, data: bytes) -> None:
-        """Add the blocks of the events that follow, up to `last`."""
-        self._run.append(Segment(self.last + 1, last, data))
+    def __iter__(self) -> Iterator[Segment]:
+        """The segments held, in order."""
+        return iter(self._run)
+
+    def append(self, last: int, data: bytes, at: float = 0.0) -> None:
+        """Add the blocks of the events that follow, up to `last`, committed at Unix time `at`."""
+        self._run.append(Segment(self.last + 1, last, data, at))
         self.last = last
         self.size += len(data) + self._OVERHEAD
 
@@ -280,6 +348,13 @@ def conflict(stored: Stored | None, write: Write) -> ConflictError:
         f"the log is at event {stored.committed} and message {stored.received} under fence {stored.fence}; "
         f"the write follows event {write.expect} under fence {write.fence}"
     )
+
+
+def outrun(stored: Stored | None, fence: int) -> ConflictError:
+    """Why a session cannot be acquired from under `fence`."""
+    if stored is None:
+        return ConflictError("there is no such session in the log")
+    return ConflictError(f"the session is under fence {stored.fence} by now, not {fence}: another took it")
 
 
 def _first(write: Write) -> int:

@@ -13,34 +13,44 @@ import os
 from collections.abc import Generator
 from contextlib import closing, contextmanager
 from pathlib import Path
+from typing import Any, Final
 
 import apsw
 
 from gapless.errors import SchemaError, StorageError
+from gapless.log import queries
 from gapless.log.base import Entry, SessionKey, Stored
-from gapless.log.sqlite import APPLICATION_ID, SCHEMA
+from gapless.log.database import APPLICATION_ID, SCHEMA
 
-__all__ = ["Snapshot", "snapshot"]
+__all__ = ["STEPS", "Snapshot", "snapshot"]
+
+STEPS: Final = 100_000
+"""Steps of SQLite's machine, some milliseconds, between two moments at which it can be interrupted."""
 
 _BUSY_MS = 5000
 
 
 class Snapshot:
-    """What `gapless.torture.audit` reads."""
+    """What `gapless.torture.audit` reads, each method raising `StorageError` where that cannot be done.
 
-    def __init__(self, db: apsw.Connection) -> None:
+    Attributes:
+        orphaned: whether there is no write-ahead log, though its index is there: they come and go together.
+    """
+
+    def __init__(self, db: apsw.Connection, file: Path, orphaned: bool) -> None:
         self._db = db
+        self._file = file
+        self.orphaned = orphaned
+
+    def rows(self, query: str, *values: Any) -> Generator[tuple[Any, ...]]:
+        """What a query finds."""
+        with _reading(self._file), closing(self._db.execute(query, values)) as rows:
+            yield from rows
 
     async def sessions(self) -> tuple[Stored, ...]:
         """All sessions, oldest first."""
-        rows = self._db.execute(
-            """
-            SELECT key, record, committed, link, floor, floor_link, received, dispatched, fence,
-                created, updated
-            FROM session WHERE key IS NOT NULL ORDER BY id
-            """
-        )
-        return tuple(Stored(*row) for row in rows)
+        with _reading(self._file):
+            return queries.sessions(self._db)
 
     async def read(self, key: SessionKey, after: int, upto: int, limit: int) -> tuple[bytes, int]:
         """The segments that reach above `after`, whole, and the last event in them.
@@ -48,12 +58,14 @@ class Snapshot:
         At least one, and no more once they have `limit` bytes; `(b"", after)` if there is none. An
         event at or below `after` may be among theirs.
         """
-        rows = self._db.execute(
+        rows = self.rows(
             """
             SELECT segment.last, segment.data FROM segment JOIN session ON session = session.id
             WHERE key = ? AND segment.last > ? AND segment.first <= ? ORDER BY segment.last
             """,
-            (key, after, upto),
+            key,
+            after,
+            upto,
         )
         page = bytearray()
         with closing(rows):
@@ -66,14 +78,8 @@ class Snapshot:
 
     async def entries(self, key: SessionKey, after: int, limit: int) -> tuple[Entry, ...]:
         """Inbox messages with a number above `after`, in order, at most `limit` of them."""
-        rows = self._db.execute(
-            """
-            SELECT number, digest, data FROM inbox JOIN session ON session = session.id
-            WHERE key = ? AND number > ? ORDER BY number LIMIT ?
-            """,
-            (key, after, limit),
-        )
-        return tuple(Entry(*row) for row in rows)
+        with _reading(self._file):
+            return queries.entries(self._db, key, after, limit)
 
 
 @contextmanager
@@ -98,17 +104,27 @@ def snapshot(path: str | os.PathLike[str]) -> Generator[Snapshot]:
     # At rest it is read as it is: SQLite would make the two files beside it, and leave them there.
     how = "immutable=1" if at_rest else "mode=ro"
     flags = apsw.SQLITE_OPEN_READONLY | apsw.SQLITE_OPEN_URI
-    try:
+    with _reading(file):
         before = _state(file)
+        if at_rest:
+            _refuse_truncated(file)
         with closing(apsw.Connection(f"{file.as_uri()}?{how}", flags=flags)) as db:
             db.set_busy_timeout(_BUSY_MS)
+            db.set_progress_handler(lambda: False, STEPS)  # so that Ctrl-C ends a long query
             db.execute("BEGIN")
-            _check(db, file)
-            yield Snapshot(db)
-    except apsw.Error as error:
-        raise StorageError(f"the log {file} cannot be read: {error}", hint="") from error
+            orphaned = at_rest and index.exists()
+            _check(db, file, orphaned)
+            yield Snapshot(db, file, orphaned)
     if at_rest and (log.exists() or _state(file) != before):
         raise StorageError(f"the log {file} was opened by a server while it was read", hint="try again")
+
+
+@contextmanager
+def _reading(file: Path) -> Generator[None]:
+    try:
+        yield
+    except apsw.Error as error:
+        raise StorageError(f"the log {file} cannot be read: {error}", hint="") from error
 
 
 def _state(file: Path) -> tuple[int, int]:
@@ -119,9 +135,33 @@ def _state(file: Path) -> tuple[int, int]:
     return about.st_size, about.st_mtime_ns
 
 
-def _check(db: apsw.Connection, file: Path) -> None:
+def _refuse_truncated(file: Path) -> None:
+    """Say so where a file is shorter than its header has it, of which SQLite says that it is malformed."""
+    try:
+        with file.open("rb") as opened:
+            header = opened.read(100)
+    except OSError as error:
+        raise StorageError(f"the log {file} cannot be read: {error.strerror}", hint="") from None
+    if not header.startswith(b"SQLite format 3\0") or header[24:28] != header[92:96]:
+        return  # it is none, or its header does not know
+    page = int.from_bytes(header[16:18], "big")
+    due = (65536 if page == 1 else page) * int.from_bytes(header[28:32], "big")
+    size = file.stat().st_size
+    if size < due:
+        raise StorageError(f"the log {file} is truncated: it has {size} bytes of {due}", hint="")
+
+
+def _check(db: apsw.Connection, file: Path, orphaned: bool) -> None:
     if db.pragma("application_id") != APPLICATION_ID:
+        if orphaned:
+            raise StorageError(
+                f"the log {file} is nothing without {file.name}-wal, which is missing", hint=""
+            )
         raise SchemaError(f"{file} is no log of Gapless", hint="")
     version = db.pragma("user_version")
     if version != SCHEMA:
-        raise SchemaError(f"{file} is a log of version {version}; this Gapless reads version {SCHEMA}")
+        older = "let gapless sessions list open it once, which brings it up to date"
+        raise SchemaError(
+            f"{file} is a log of version {version}; this Gapless reads version {SCHEMA}",
+            hint=older if version < SCHEMA else None,
+        )

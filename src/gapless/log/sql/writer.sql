@@ -4,23 +4,25 @@
 -- INSERT, hence one transaction. So the writer thread gives up the interpreter lock once a
 -- group: under a busy event loop each time costs it 5 ms to get it back.
 --
--- answer(n, value) reports on step n: 0 where it was refused, the fence where it raised one.
--- litter() reports that there is more to sweep.
+-- answer(n, value) reports on step n: 0 where it was refused; otherwise the fence it raised, the
+-- owner it made, or one more than an owner's losses. litter() reports that there is more to sweep.
 
 CREATE TEMP VIEW step (
-    op, n, key,
+    n, op, key,
     number,                     -- write: the last event. entry: its number
     mark,                       -- create, write: the link. entry: the digest
-    data,                       -- create: the record. write: the segment. entry: the JSON text
+    data,                       -- create: the record. write: the segment. entry: the JSON text. join: the address
     at,                         -- create, write: Unix time
-    expect, fence, before,      -- write: what has to hold; before: `received`, if there are entries
+    owner,                      -- create, acquire: NULL if it is to be nobody's. beat, leave
+    fence,                      -- write, acquire: what has to hold
+    expect, before,             -- write: what has to hold; before: `received`, if there are entries
     received, dispatched, record, floor, floor_link   -- write: NULL where it stays
-) AS SELECT NULL, NULL, NULL, NULL, NULL, NULL, NULL, NULL, NULL, NULL, NULL, NULL, NULL, NULL, NULL;
+) AS SELECT NULL, NULL, NULL, NULL, NULL, NULL, NULL, NULL, NULL, NULL, NULL, NULL, NULL, NULL, NULL, NULL;
 
 CREATE TEMP TRIGGER step_create INSTEAD OF INSERT ON step WHEN new.op = 'create' BEGIN
     INSERT INTO session
-        (key, record, committed, link, floor, floor_link, received, dispatched, fence, created, updated)
-        VALUES (new.key, new.data, 0, new.mark, 0, new.mark, 0, 0, 0, new.at, new.at)
+        (key, record, committed, link, floor, floor_link, received, dispatched, fence, created, updated, owner)
+        VALUES (new.key, new.data, 0, new.mark, 0, new.mark, 0, 0, 0, new.at, new.at, new.owner)
         ON CONFLICT (key) DO NOTHING;
     SELECT answer(new.n, 0) WHERE changes() = 0;
 END;
@@ -40,8 +42,8 @@ CREATE TEMP TRIGGER step_write INSTEAD OF INSERT ON step WHEN new.op = 'write' B
         AND fence <= new.fence                                                           -- N1
         AND received = coalesce(new.before, received);                                   -- L6
     SELECT answer(new.n, 0) WHERE changes() = 0;
-    INSERT INTO segment (session, first, last, data)
-        SELECT id, new.expect + 1, new.number, new.data FROM session
+    INSERT INTO segment (session, first, last, data, at)
+        SELECT id, new.expect + 1, new.number, new.data, new.at FROM session
         WHERE changes() = 1 AND new.number > new.expect AND key = new.key;
 END;
 
@@ -64,12 +66,29 @@ CREATE TEMP TRIGGER step_evict INSTEAD OF INSERT ON step WHEN new.op = 'evict' B
 END;
 
 CREATE TEMP TRIGGER step_acquire INSTEAD OF INSERT ON step WHEN new.op = 'acquire' BEGIN
-    UPDATE session SET fence = fence + 1 WHERE key = new.key;
-    SELECT answer(new.n, 0) WHERE changes() = 0;
-    SELECT answer(new.n, fence) FROM session WHERE key = new.key;
+    UPDATE owner SET losses = losses + 1
+        WHERE id = (SELECT owner FROM session WHERE key = new.key AND fence = new.fence)
+        AND id IS NOT new.owner;
+    UPDATE session SET fence = fence + 1, owner = new.owner
+        WHERE key = new.key AND fence = new.fence;                                       -- N1
+    SELECT answer(new.n, CASE changes() WHEN 0 THEN 0 ELSE new.fence + 1 END);
 END;
 
 CREATE TEMP TRIGGER step_remove INSTEAD OF INSERT ON step WHEN new.op = 'remove' BEGIN
     UPDATE session SET key = NULL, record = x'', floor = committed WHERE key = new.key;
     SELECT litter() WHERE changes() = 1;
+END;
+
+CREATE TEMP TRIGGER step_join INSTEAD OF INSERT ON step WHEN new.op = 'join' BEGIN
+    INSERT INTO owner (address) VALUES (new.data);
+    SELECT answer(new.n, last_insert_rowid());
+END;
+
+CREATE TEMP TRIGGER step_beat INSTEAD OF INSERT ON step WHEN new.op = 'beat' BEGIN
+    UPDATE owner SET beat = beat + 1 WHERE id = new.owner;
+    SELECT answer(new.n, coalesce((SELECT losses + 1 FROM owner WHERE id = new.owner), 0));
+END;
+
+CREATE TEMP TRIGGER step_leave INSTEAD OF INSERT ON step WHEN new.op = 'leave' BEGIN
+    DELETE FROM owner WHERE id = new.owner;
 END;
