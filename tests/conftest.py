@@ -28,6 +28,7 @@ def pytest_addoption(parser: pytest.Parser) -> None:
         default="default",
         help="how far tests/explore goes: a minute's worth, or hours",
     )
+    parser.addoption("--crash", action="store_true", help="run the slow judges of crashes, and those alone")
     parser.addoption(
         "--rewrite-scenarios",
         action="store_true",
@@ -36,9 +37,14 @@ def pytest_addoption(parser: pytest.Parser) -> None:
 
 
 def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item]) -> None:
-    """`make explore` has the deep explorations; elsewhere they are no tests."""
-    if config.getoption("--explore-depth") == "deep":
-        return
-    deep = [item for item in items if item.get_closest_marker("deep") is not None]
-    items[:] = [item for item in items if item not in deep]
-    config.hook.pytest_deselected(items=deep)
+    """`make explore` has the deep explorations, `make crash` the slow crashes; elsewhere they are no tests."""
+    crash = config.getoption("--crash")
+    deep = config.getoption("--explore-depth") == "deep"
+    left_out = [
+        item
+        for item in items
+        if (item.get_closest_marker("crash") is not None) != crash
+        or (item.get_closest_marker("deep") is not None and not deep)
+    ]
+    items[:] = [item for item in items if item not in left_out]
+    config.hook.pytest_deselected(items=left_out)

@@ -30,6 +30,7 @@ _AGING: Final = Limits(retain_seconds=5.0, retain_events=60)
 
 _NETWORK: Final = frozenset({"break", "lose"})
 _RESTART: Final = frozenset({"restart"})
+_BACKEND: Final = frozenset({"backend"})
 _BURNED: Final = frozenset({"session-superseded"})
 _TAKEN: Final = frozenset({"message-conflict"})
 _EVICTED: Final = frozenset({"cursor-evicted"})
@@ -238,7 +239,30 @@ DEFAULT: Final = (
         prompt=True,
         ends=_DOWN | _ELSEWHERE | {"backend-lost"},
     ),
-    # The same where sessions outlive it (N2, ahead of the server): what is restored suffices to go on.
+    # The MCP server dies, and its owner goes on with another (N2). One that has answered nothing yet is lost.
+    Scenario(
+        "the backend dies",
+        _SSE,
+        emits=1,
+        asks=2,
+        faults=1,
+        kinds=_BACKEND,
+        on_backend_loss="restart",
+        prompt=True,
+        ends=frozenset({"backend-lost"}),
+    ),
+    Scenario(
+        "the backend dies, then the server",
+        _SSE,
+        emits=0,
+        asks=2,
+        faults=2,
+        kinds=_BACKEND | _RESTART,
+        on_backend_loss="restart",
+        prompt=True,
+        ends=_DOWN | {"backend-lost"},
+    ),
+    # The same where sessions outlive the server: what is restored suffices to go on.
     Scenario(
         "a session outlives the server",
         _SSE,

@@ -11,7 +11,7 @@ from collections.abc import Coroutine
 from contextlib import suppress
 from dataclasses import replace
 from functools import cache
-from typing import Any, Final, Literal, NamedTuple, TypeVar
+from typing import Any, Final, NamedTuple, TypeVar
 
 import msgspec
 
@@ -32,20 +32,23 @@ from gapless.protocol.inputs import (
     Emitted,
     End,
     Ending,
+    Handed,
     Handshake,
     Input,
     Known,
     Listen,
+    Lost,
     Message,
     Offered,
     Probing,
     Refused,
+    Revive,
     Serving,
     Stated,
     Upgrade,
     Verdict,
 )
-from gapless.protocol.jsonrpc import Kind, error_response, peek
+from gapless.protocol.jsonrpc import Kind, peek
 from gapless.protocol.record import write_record
 from gapless.protocol.refusal import CLOSE_EVICTED, CLOSE_FENCED, Reason
 from gapless.protocol.seam import SessionState
@@ -62,9 +65,7 @@ __all__ = [
     "LAPSED",
     "LINK0",
     "NOTIFICATION",
-    "SUPERSEDE",
     "Ask",
-    "Loss",
     "Server",
     "Servers",
     "result_of",
@@ -79,10 +80,6 @@ LAPSED: Final = 40.0
 """Seconds after which pins have lapsed, too."""
 _NOWHERE: Final = 1 << 40
 _PROBES: Final = 3  # as in server.sessions
-
-Loss = Literal["supersede", "restart"]
-"""What a new owner does with a session whose backend is gone (N2)."""
-SUPERSEDE: Final[Loss] = "supersede"
 
 T = TypeVar("T")
 
@@ -125,13 +122,10 @@ class Told(NamedTuple):
 class Servers:
     """All states of one exploration's server, each once."""
 
-    def __init__(
-        self, view: View, limits: Limits, *, crashes: bool, on_backend_loss: Loss = SUPERSEDE
-    ) -> None:
+    def __init__(self, view: View, limits: Limits, *, crashes: bool) -> None:
         self.view = view
         self.limits = limits
         self.crashes = crashes
-        self.on_backend_loss = on_backend_loss
         self.table: dict[Any, Server] = {}
 
     def start(self) -> Server:
@@ -513,7 +507,7 @@ class Server:
         self.attached, self.reads, self.gates = frozenset(), (), {}
         stored = run(self.log.load(KEY))
         assert stored is not None
-        self.session, _, self.fence = run(own(self.log, stored, self.servers.limits, 0.0))
+        self.session, _, self.fence = run(own(self.log, stored, self.servers.limits, None, now=0.0, unix=0.0))
         if late is not None and not landed and self.session.reason is None:
             self._check_fence(late[1])
 
@@ -530,27 +524,18 @@ class Server:
         self.up = True
         if self.session.reason is not None:
             return
-        match self.servers.on_backend_loss:
-            case "supersede":
-                self._put(End(Reason.BACKEND_LOST, "restarted"))
-            case "restart":
-                self._go_on()
-        self._begin()
+        self._put(Lost("restarted", taken_over=True))
+        self._revive()
 
-    def _go_on(self) -> None:
-        """What N2 says of `restart`, ahead of `Sessions`: whatever it needs is in the log."""
-        stored = run(self.log.load(KEY))
-        assert stored is not None
-        for request in list(self.session.inbox.open.values()):
-            if request.number <= stored.dispatched:
-                error = error_response(request.id, -32000, "restarted", {"reason": "outcome-unknown"})
-                self._put(Emitted(error, _peek(error)))
-        for entry in run(self.log.entries(KEY, stored.dispatched, _NOWHERE)):
-            if entry.data:
-                # Committed before it is handed over (N1).
-                self.session._dispatched = entry.number  # pyright: ignore[reportPrivateUsage]
-                self.session._changed = True  # pyright: ignore[reportPrivateUsage]
-                self.waiting += ((0, "dispatch", entry.number, _peek(entry.data).id),)
+    def _on_lost(self) -> None:
+        """The backend dies, and its owner goes on with another (N2)."""
+        self.has = ()
+        self._put(Lost("it crashed"))
+        self._revive()
+
+    def _revive(self) -> None:
+        """A fresh backend begins. No handshake is explored, so it has nothing to be told."""
+        self._wait(0, self._put(Revive(())))
 
     # Probes -----------------------------------------------------------------------------------------
 
@@ -727,8 +712,11 @@ class Server:
                     waiters.append((rid, "ending", block))
                 case Probing(delivery):
                     waiters.append((rid, "probing", delivery.connection, delivery.generation, input, tries))
-                case Dispatch(number, _, envelope):
-                    waiters.append((0, "dispatch", number, envelope.id))
+                case Dispatch(number, _, envelope, incarnation):
+                    waiters.append((0, "dispatch", number, envelope.id, incarnation))
+        dispatched = [effect.incarnation for effect in effects if isinstance(effect, Dispatch)]
+        if dispatched:
+            waiters.append((0, "handed", dispatched[-1]))
         if after:
             self.later += tuple(waiters)
         elif self.commit is not None:
@@ -762,7 +750,9 @@ class Server:
             case "probing":
                 self._probe(rid, *args)
             case "dispatch":
-                self._hand_over(args[0], args[1])
+                self._hand_over(*args)
+            case "handed":
+                self._wait(0, self._put(Handed(args[0])))
             case _:
                 self._answer(rid, (kind,))
 
@@ -779,9 +769,9 @@ class Server:
         self.asks += (ask,)
         self.session.connections[ConnectionId(conn)].probe = "p"
 
-    def _hand_over(self, number: int, id: Any) -> None:
+    def _hand_over(self, number: int, id: Any, incarnation: int) -> None:
         """Hand a message to the backend, once it is durable (N1)."""
-        if self.session.reason is not None:
+        if self.session.reason is not None or incarnation != self.session.carried.incarnation:
             return
         stored = run(self.log.load(KEY))
         assert stored is not None

@@ -9,7 +9,7 @@ from typing import Any, NamedTuple
 import msgspec
 import pytest
 
-from gapless.log.base import SessionKey
+from gapless.log.base import OwnerId, SessionKey
 from gapless.log.memory import MemoryLog
 from gapless.protocol import cursor as cursors
 from gapless.protocol import delivery as deliveries
@@ -265,8 +265,8 @@ def a_restart_that_keeps_an_uncommitted_event(patch: Patch) -> None:
 def a_restart_that_forgets_what_was_dispatched(patch: Patch) -> None:
     real = MemoryLog.acquire
 
-    async def acquire(self: MemoryLog, key: SessionKey) -> int:
-        fence = await real(self, key)
+    async def acquire(self: MemoryLog, key: SessionKey, fence: int, owner: OwnerId | None = None) -> int:
+        fence = await real(self, key, fence, owner)
         session = self._sessions[key]
         session.stored = replace(session.stored, dispatched=0)
         return fence
@@ -275,7 +275,7 @@ def a_restart_that_forgets_what_was_dispatched(patch: Patch) -> None:
 
 
 def a_takeover_without_a_fence(patch: Patch) -> None:
-    async def acquire(self: MemoryLog, key: SessionKey) -> int:
+    async def acquire(self: MemoryLog, key: SessionKey, fence: int, owner: OwnerId | None = None) -> int:
         return self._sessions[key].stored.fence
 
     patch.setattr(MemoryLog, "acquire", acquire)
@@ -287,8 +287,8 @@ def restored(patch: Patch, change: Callable[[Record, Session], None]) -> None:
 
     real = sessions.restore
 
-    def restore(record: Record, **rest: Any) -> Session:
-        session = real(record, **rest)
+    def restore(record: Record, *rest: Any) -> Session:
+        session = real(record, *rest)
         change(record, session)
         return session
 

@@ -9,8 +9,8 @@ duplicates a request. Time is not a number here: a timer that runs may fire, in 
 from __future__ import annotations
 
 from collections.abc import Callable
-from dataclasses import dataclass, field
-from typing import Any, Final, NamedTuple, cast
+from dataclasses import dataclass, field, replace
+from typing import Any, Final, Literal, NamedTuple, cast
 
 from gapless.protocol.client import Phase
 from gapless.protocol.delivery import Medium
@@ -33,7 +33,7 @@ from gapless.protocol.session import View
 from gapless.protocol.settings import Limits
 from tests.explore.client import NAMES, Peer, Peers
 from tests.explore.parts import END, FIN, OPEN, Item, Violation, item
-from tests.explore.server import AGED, LAPSED, NOTIFICATION, SUPERSEDE, Loss, Server, Servers, result_of
+from tests.explore.server import AGED, LAPSED, NOTIFICATION, Server, Servers, result_of
 from tests.explore.standard import Standards, Stream
 
 __all__ = [
@@ -52,7 +52,7 @@ Action = tuple[Any, ...]
 """A name, and what it is about: a request's, a connection's or a message's number."""
 
 FAULTS: Final = frozenset(
-    {"break", "lose", "delay", "duplicate", "eat", "late", "overdue", "crash", "restart"}
+    {"break", "lose", "delay", "duplicate", "eat", "late", "overdue", "crash", "restart", "backend"}
 )
 """What nobody can count on not happening; a bounded number of times."""
 
@@ -193,7 +193,7 @@ class Scenario:
     ages: int = 0
     lapses: int = 0
     moves: int = 0
-    on_backend_loss: Loss = SUPERSEDE
+    on_backend_loss: Literal["restart", "supersede"] = "supersede"
     ends: frozenset[str] = frozenset()
     prompt: bool = False
     slow: bool = False
@@ -207,12 +207,8 @@ class Universe:
 
     def __init__(self, scenario: Scenario) -> None:
         self.scenario = scenario
-        self.servers = Servers(
-            scenario.view,
-            scenario.limits,
-            crashes="restart" in scenario.kinds,
-            on_backend_loss=scenario.on_backend_loss,
-        )
+        limits = replace(scenario.limits, on_backend_loss=scenario.on_backend_loss)
+        self.servers = Servers(scenario.view, limits, crashes="restart" in scenario.kinds)
         clients = [scenario.client] if scenario.second is None else [scenario.client, scenario.second]
         self.peers = tuple(
             Peers(who, scenario.limits, scenario.ends, crashes="crash" in scenario.kinds, **options)
@@ -315,6 +311,8 @@ class Universe:
             out.append(("restart", False))
             if server.commit is not None:
                 out.append(("restart", True))
+        if "backend" in kinds and server.has and server.session.reason is None:
+            out.append(("backend",))
         return out
 
     def _link_actions(
@@ -688,6 +686,11 @@ class _Step:
 
     def boot(self) -> None:
         self._serve("boot")
+
+    def backend(self) -> None:
+        """The MCP server dies; its owner does not."""
+        self._fault()
+        self._serve("lost")
 
     def unheard(self, rid: int) -> None:
         """A request finds no server: its connection is refused."""

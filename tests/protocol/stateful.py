@@ -7,6 +7,7 @@ what an input must append and answer; what is the same in both is checked here a
 from __future__ import annotations
 
 import json
+from copy import deepcopy
 from dataclasses import dataclass, field
 from hashlib import sha256
 from typing import Any, ClassVar, Final, NamedTuple
@@ -15,17 +16,19 @@ import pytest
 from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, initialize, invariant, rule
 
+from gapless.protocol import record as records
 from gapless.protocol.block import Block, BlockDecoder
+from gapless.protocol.carried import LISTEN, Waiting
 from gapless.protocol.cursor import START, EventId, Link, Position
 from gapless.protocol.delivery import ConnectionId, Deliver, Delivery, Finish, Medium, Wait
 from gapless.protocol.door import TRANSITIONS, Asked
 from gapless.protocol.inputs import (
     Accepted,
+    Acked,
     Cursor,
     Dispatch,
     Dropped,
     Effect,
-    Emitted,
     End,
     Ending,
     Input,
@@ -36,12 +39,13 @@ from gapless.protocol.inputs import (
     Stated,
 )
 from gapless.protocol.jsonrpc import peek
+from gapless.protocol.outbox import Run
 from gapless.protocol.refusal import CLOSE_ACK_WINDOW, CLOSE_EVICTED, CLOSE_FENCED, CLOSE_OVER, Reason
 from gapless.protocol.seam import SessionState
 from gapless.protocol.session import Commit, Session, View
 from gapless.protocol.settings import Limits
 
-__all__ = ["CURSORS", "LIMITS", "LINK0", "TEXTS", "Conn", "Logged", "World", "json_line"]
+__all__ = ["CURSORS", "LIMITS", "LINK0", "STARTS", "TEXTS", "Conn", "Logged", "Request", "World", "json_line"]
 
 LINK0: Final = Link(bytes(range(8)))
 
@@ -66,6 +70,7 @@ LIMITS: Final = st.sampled_from(
         Limits(retain_events=12, max_message_bytes=600, session_expiry=40.0),
         Limits(retain_events=60, retain_bytes=1500, max_message_bytes=600),
         Limits(retain_events=60, retain_seconds=20.0, upgrade_window=40.0, max_message_bytes=600),
+        Limits(retain_events=20, max_message_bytes=600, on_backend_loss="supersede"),
     ]
 )
 """Retention that bites. Below 64 events a step of eviction is one event, so that it can be predicted."""
@@ -76,13 +81,17 @@ CURSORS: Final = st.tuples(
 )
 
 
+STARTS: Final = 8
+"""Ways for a session to begin: 0 with nothing, and others so that what is rare is not far."""
+
+
 def json_line(message: dict[str, Any]) -> bytes:
     """A JSON-RPC message on one line."""
     return json.dumps({"jsonrpc": "2.0", **message}, ensure_ascii=False, separators=(",", ":")).encode()
 
 
 class Logged(NamedTuple):
-    """An event that the machine has numbered."""
+    """An event that the machine has numbered. It is evicted with all that lie between it and `last`."""
 
     stream: int
     what: object
@@ -90,6 +99,16 @@ class Logged(NamedTuple):
     link: bytes
     size: int
     at: float
+    last: int
+
+
+class Request(NamedTuple):
+    """A request of the client that has no answer."""
+
+    number: int
+    stream: int
+    method: str
+    token: Any = None
 
 
 @dataclass
@@ -123,6 +142,8 @@ def describe(block: Block) -> object:
     """What an event says, as the model predicts it: the machine's own by meaning, others by their bytes."""
     assert block.data is not None
     body = json.loads(block.data)
+    if body.get("method") == "notifications/cancelled" and "reason" in body["params"]:
+        return "withdrawn", body["params"]["requestId"]
     match block.event:
         case "upgrade-accepted":
             return "upgrade-accepted", body["negotiation"], body["ticket"]
@@ -148,13 +169,20 @@ class World(RuleBasedStateMachine):
 
     view: ClassVar[View]
 
-    @initialize(limits=LIMITS, start=st.integers(0, 5))
+    @initialize(limits=LIMITS, start=st.integers(0, STARTS - 1))
     def begin(self, limits: Limits, start: int) -> None:
         self.now = 100.0
         self.limits = limits
         self.numbers = start
+        self.begin_session(start)
+
+    def begin_session(self, how: int) -> None:
+        """A session, as one is opened, and what comes first."""
         self.open_session()
-        self.start(start)
+        self.record = self.durable_record = records.write_record(self.session, "p", None)
+        self.kept = self.durable_kept = self.summary()
+        self.lagging = self.durable_lagging = self.acks_and_pin()
+        self.start(how)
 
     def start(self, how: int) -> None:
         """What is there already when the session begins; 0 for nothing."""
@@ -168,11 +196,17 @@ class World(RuleBasedStateMachine):
         """What was received: the JSON text, and what of it is recorded."""
         self.durable = 0
         self.entries: list[bytes] = []
-        self.handed: list[int] = []
+        self.commits: list[tuple[int, float]] = []
+        """What is durable, a commit at a time: the last event, and when."""
+        self.waiting: list[int] = []
+        """Messages that no backend was given yet."""
+        self.dispatched = self.marked = self.durable_dispatched = 0
         self.acks: dict[int, int] = {}
+        self.gone: dict[int, int] = {}
+        """The last evicted event of each stream."""
         self.pin: tuple[int, int, float] | None = None
-        self.open: dict[Any, tuple[int, int, Any]] = {}
-        """Requests without an answer: number (or order), stream, progress token."""
+        self.open: dict[Any, Request] = {}
+        """Requests without an answer, by ID."""
         self.asked: dict[Any, int] = {}
         """The backend's questions to the client, by ID: the number of the event."""
         self.over: Reason | None = None
@@ -185,7 +219,6 @@ class World(RuleBasedStateMachine):
         self.promises: list[tuple[int, Effect]] = []
         self.door = 0
         """The event of the last acceptance."""
-        self.restored = False
         self.tried: SessionState | None = None
 
     def next(self) -> int:
@@ -200,7 +233,8 @@ class World(RuleBasedStateMachine):
         effects = self.session.handle(input, self.now)
         self.version += 1
         self.note_appended(expected)
-        self.promises += [(self.version, effect) for effect in effects]
+        if not (isinstance(input, Acked) and input.connection is not None):  # that is not answered
+            self.promises += [(self.version, effect) for effect in effects]
         for effect in effects:
             if isinstance(effect, Refused):
                 told = effect.refusal
@@ -225,7 +259,9 @@ class World(RuleBasedStateMachine):
             what = describe(block)
             name = b"" if block.event == "message" else b"event: %s\n" % block.event.encode()
             size = len(b"id: %s\n%sdata: %s\n\n" % (block.id.encode(), name, block.data))
-            self.log.append(Logged(int(stream), what, block.data, bytes.fromhex(link), size, self.now))
+            self.log.append(
+                Logged(int(stream), what, block.data, bytes.fromhex(link), size, self.now, int(seq))
+            )
             found.append((int(stream), what))
         assert found == list(expected)
 
@@ -264,13 +300,9 @@ class World(RuleBasedStateMachine):
                 assert received <= self.durable
             case Offered(event):
                 assert event <= self.committed
-            case Dispatch(number, data, envelope):
-                assert number <= self.durable
-                assert self.messages[number - 1][1] == data
-                assert envelope == peek(data)
-                assert not self.handed or self.handed[-1] < number, "S6: once, and in order"
-                self.handed.append(number)
-            case Refused() | Stated() | Ending() | Probing():
+            case Stated(ack):
+                assert ack <= self.durable_lagging[0].get(0, 0)
+            case Dispatch() | Refused() | Ending() | Probing():
                 pass
 
     def commit_begins(self) -> None:
@@ -284,34 +316,122 @@ class World(RuleBasedStateMachine):
         assert [entry.data for entry in commit.entries] == recorded
         assert [e.number for e in commit.entries] == [len(self.entries) + n + 1 for n in range(len(recorded))]
         self.entries += recorded
+        assert commit.dispatched == (self.dispatched if self.dispatched != self.marked else None)
+        self.marked = self.dispatched
         if commit.floor is not None:
             assert commit.floor == (self.floor, self.link_at(self.floor))
         self.taken = len(self.log)
         self.flight = self.version, commit
-        self.records(commit)
+        self.kept = self.summary()
+        if commit.record:
+            self.record = records.write_record(self.session, "p", None)
+            self.lagging = self.acks_and_pin()
 
     def commit_ends(self) -> None:
         """It is durable: what waited for it may be told."""
         assert self.flight is not None
         self.settled, commit = self.flight
-        self.flight = None
         self.session.confirm(commit)
-        self.committed, self.durable = commit.segment.last, commit.received
-        if commit.floor is not None:
-            self.durable_floor = commit.floor[0]
-        self.recorded()
+        self.commit_lands()
         self.settle()
 
-    def records(self, commit: Commit) -> None:
-        """A commit begins: a place to look at what it keeps."""
-
-    def recorded(self) -> None:
-        """And it is durable."""
+    def commit_lands(self) -> None:
+        """The log has it; whatever changed is in the record, or was in the last one."""
+        assert self.flight is not None
+        _, commit = self.flight
+        self.flight = None
+        if commit.segment.last > self.committed:
+            self.commits.append((commit.segment.last, self.now))
+        self.committed, self.durable = commit.segment.last, commit.received
+        self.durable_dispatched = commit.dispatched or self.durable_dispatched
+        if commit.floor is not None:
+            self.durable_floor = commit.floor[0]
+        self.durable_record, self.durable_kept, self.durable_lagging = self.record, self.kept, self.lagging
+        restored = self.restored_session()
+        found = self.found(restored)
+        assert found == {name: self.durable_kept[name] for name in found}
+        pin = restored.outbox.pin
+        acks_and_pin = restored.outbox.acks, None if pin is None else (pin.after, pin.upto)
+        assert acks_and_pin == self.durable_lagging
 
     def flush(self) -> None:
         """Everything so far is durable."""
         while self.flight is not None:
             self.commit_ends()
+
+    # Restarts -------------------------------------------------------------------------------------
+
+    def summary(self) -> dict[str, Any]:
+        """What another process must find in the log (§10), by the names it has here."""
+        return {"over": self.over, "open": dict(self.open), "asked": dict(self.asked)}
+
+    def found(self, session: Session) -> dict[str, Any]:
+        """As much of the same as can be compared, as a machine has it."""
+        open = session.inbox.open.values()
+        return {
+            "over": session.reason,
+            "open": {r.id: Request(r.number, r.stream, r.method, r.token) for r in open},
+            "asked": dict(session.inbox.asked),
+        }
+
+    def acks_and_pin(self) -> tuple[dict[int, int], tuple[int, int] | None]:
+        """What a record may lag behind in, unless somebody was told (C4, L4)."""
+        return {s: n for s, n in self.acks.items() if n}, None if self.pin is None else self.pin[:2]
+
+    def runs(self) -> tuple[Run, ...]:
+        """What a log retains of the outbox: a run for each commit, less what of it is evicted."""
+        found: list[Run] = []
+        after = self.durable_floor
+        for last, at in self.commits:
+            if last > after:
+                events = self.log[after:last]
+                streams = {e.stream: (seq, Link(e.link)) for seq, e in enumerate(events, after + 1)}
+                size = sum(event.size for event in events)
+                found.append(Run(last, self.link_at(last), len(events), size, at, streams))
+                after = last
+        return tuple(found)
+
+    def restored_session(self) -> Session:
+        """The session as another process finds it in the log."""
+        unhanded = enumerate(
+            self.entries[self.durable_dispatched : self.durable], self.durable_dispatched + 1
+        )
+        retained = records.Retained(
+            committed=self.committed,
+            link=self.link_at(self.committed),
+            floor=self.durable_floor,
+            floor_link=self.link_at(self.durable_floor),
+            received=self.durable,
+            dispatched=self.durable_dispatched,
+            runs=self.runs(),
+            waiting=tuple(Waiting(number, data, peek(data)) for number, data in unhanded if data),
+        )
+        record = records.read_record(self.durable_record)
+        return records.restore(record, retained, self.limits, "memory", self.now)
+
+    def process_dies(self, *, landed: bool) -> None:
+        """Another process finds what was committed, what was under way if that `landed`."""
+        if landed and self.flight is not None:
+            self.commit_lands()
+        self.session = self.restored_session()
+        self.log, self.messages = self.log[: self.committed], self.messages[: self.durable]
+        self.entries, self.taken = self.entries[: self.durable], self.committed
+        for run in self.runs():
+            for seq in range(run.last - run.events, run.last):
+                self.log[seq] = self.log[seq]._replace(at=run.at, last=run.last)
+        for name, value in deepcopy(self.durable_kept).items():
+            setattr(self, name, value)
+        self.floor = self.durable_floor
+        self.dispatched = self.marked = self.durable_dispatched
+        unhanded = range(self.dispatched + 1, self.durable + 1)
+        self.waiting = [number for number in unhanded if self.entries[number - 1]]
+        acks, pin = self.durable_lagging
+        self.acks = dict(acks)
+        self.pin = None
+        if pin is not None:
+            self.pin_gap(*pin)
+        self.conns, self.attached, self.flight, self.promises = {}, set(), None, []
+        self.settled, self.seen_at = self.version, self.now
 
     # Cursors --------------------------------------------------------------------------------------
 
@@ -366,6 +486,10 @@ class World(RuleBasedStateMachine):
 
     # Retention ------------------------------------------------------------------------------------
 
+    def pin_gap(self, after: int, upto: int) -> None:
+        """An upgrade pins the events from its cursor on, if there are any (L4)."""
+        self.pin = (after, upto, self.now + self.limits.upgrade_window) if after < upto else None
+
     def evict(self) -> None:
         """L4, as two questions: had each event that went to go, and is there one left that has to?"""
         before = self.floor
@@ -374,54 +498,40 @@ class World(RuleBasedStateMachine):
         assert before <= self.floor <= self.committed
         if self.pin is not None and self.now >= self.pin[2]:
             self.pin = None
-        if self.restored:
-            return  # what a log retains is one run for eviction
-        for seq in range(before + 1, self.floor + 1):
-            assert self.may_go(seq), f"event {seq} is evicted"
+        while before < self.floor:
+            assert self.may_go(before), f"event {before + 1} is evicted"
+            last = self.log[before].last
+            self.gone |= {event.stream: seq for seq, event in enumerate(self.log[before:last], before + 1)}
+            before = last
+        assert before == self.floor, "what is evicted together is"
         if self.floor < self.committed:
-            assert not self.may_go(self.floor + 1), f"event {self.floor + 1} is kept"
+            assert not self.may_go(self.floor), f"event {self.floor + 1} is kept"
 
-    def may_go(self, seq: int) -> bool:
-        """Whether the oldest event, which is `seq`, is to be evicted."""
-        event, limits = self.log[seq - 1], self.limits
-        events, size = len(self.log) - (seq - 1), sum(e.size for e in self.log[seq - 1 :])
+    def may_go(self, floor: int) -> bool:
+        """Whether the oldest event above this floor is to be evicted, and what goes with it."""
+        limits, last = self.limits, self.log[floor].last
+        events, size = len(self.log) - floor, sum(event.size for event in self.log[floor:])
         if size > limits.retain_bytes:
             return True
-        if self.pin is not None and self.pin[0] < seq <= self.pin[1]:
+        if self.pin is not None and self.pin[0] < last and floor < self.pin[1]:
             return False
-        if events > limits.retain_events or self.now - event.at > limits.retain_seconds:
+        if events > limits.retain_events or self.now - self.log[floor].at > limits.retain_seconds:
             return True
         used = events > limits.retain_events // 2 or size > limits.retain_bytes // 2
-        return used and self.acks.get(event.stream, 0) >= seq
+        going = enumerate(self.log[floor:last], floor + 1)
+        return used and all(self.acks.get(event.stream, 0) >= seq for seq, event in going)
 
     def time_passes(self, seconds: float) -> None:
         """So many seconds, at the end of which old events go, and nobody may be there."""
         self.flush()
         self.now += seconds
         self.evict()
-        busy = len(self.open) > len(self.asked)
+        busy = sum(request.method != LISTEN for request in self.open.values()) > len(self.asked)
         idle = not self.conns and not busy and self.over is None
         assert self.session.expired(self.now) == (
             idle and self.now - self.seen_at >= self.limits.session_expiry
         )
         self.settle()
-
-    # The backend ----------------------------------------------------------------------------------
-
-    def emit(self, message: dict[str, Any], *expected: tuple[int, object], related: Any = None) -> None:
-        """The backend says something; of a session that is over nothing is kept."""
-        data = json_line(message)
-        self.put(Emitted(data, peek(data), related), *(() if self.over is not None else expected))
-
-    def answer_request(self, text: str, n: int, *, fails: bool) -> None:
-        """The backend answers an open request, and then again: it was settled, so that is dropped (L7)."""
-        if not self.open:
-            return
-        id = list(self.open)[n % len(self.open)]
-        _, stream, _ = self.open.pop(id)
-        said = {"error": {"code": 1, "message": text}} if fails else {"result": {"text": text}}
-        self.emit({"id": id, **said}, (stream, json_line({"id": id, **said})))
-        self.emit({"id": id, **said})
 
     # Connections ----------------------------------------------------------------------------------
 
@@ -509,11 +619,12 @@ class World(RuleBasedStateMachine):
     def terminated(self, reason: Reason, told: str) -> list[tuple[int, object]]:
         """The session ends: every open request is settled, then it says why (B1, B9, L7)."""
         events: list[tuple[int, object]] = [
-            (stream, ("error", id, "outcome-unknown")) for id, (_, stream, _) in self.open.items()
+            (request.stream, ("error", id, "outcome-unknown")) for id, request in self.open.items()
         ]
         if self.view is View.SESSION:
             events.append((0, ("session-superseded", told)))
         self.open.clear()
+        self.waiting.clear()
         self.over, self.ended = reason, self.version
         return events
 
@@ -526,6 +637,7 @@ class World(RuleBasedStateMachine):
     def something_happens(self, what: str, seconds: float, n: int, reason: Reason) -> None:
         """One rule for all of it: each rule more is one that is switched off in half of the runs."""
         lived = len(self.log) > 12
+        began = len(self.log) > 3
         match what:
             case "time":
                 self.time_passes(seconds)
@@ -535,8 +647,8 @@ class World(RuleBasedStateMachine):
                 self.commit_ends()
             case "probe":
                 self.probe_ends(n)
-            case "death" if lived:
-                self.process_dies()
+            case "death" if began:
+                self.process_dies(landed=n % 2 == 1)
             case "end" if lived and self.over is None:
                 assert self.put(End(reason, ""), *self.terminated(reason, reason.value)) == []
                 self.refuses(self.put(End(Reason.SESSION_ENDED, "")), reason)
@@ -545,9 +657,6 @@ class World(RuleBasedStateMachine):
 
     def probe_ends(self, n: int) -> None:
         """A probe of a bound socket is over, where there is one."""
-
-    def process_dies(self) -> None:
-        """Another process must find the session in the log."""
 
     @invariant()
     def the_world_moves_on(self) -> None:
@@ -570,8 +679,7 @@ class World(RuleBasedStateMachine):
                 if conn.delivery.connection in self.conns:
                     self.write(conn, 1 << 20)
             assert conn.delivery.connection not in self.conns, "S5: it gets to its end"
-        self.open_session()
-        self.start(self.next() % 6)
+        self.begin_session(self.next() % STARTS)
 
     # Always ---------------------------------------------------------------------------------------
 
@@ -594,12 +702,14 @@ class World(RuleBasedStateMachine):
         assert (session.outbox.head, session.outbox.committed) == (len(self.log), self.committed)
         assert session.outbox.floor == self.floor
         assert session.outbox.floor_link == self.link_at(self.floor)
-        assert {s: n for s, n in session.outbox.acks.items() if n} == {
-            s: n for s, n in self.acks.items() if n
-        }
+        assert session.dispatched == self.dispatched
+        assert [message.number for message in session.carried.waiting] == self.waiting
+        pin = session.outbox.pin
+        acks_and_pin = session.outbox.acks, None if pin is None else (pin.after, pin.upto)
+        assert acks_and_pin == self.acks_and_pin()
         assert (session.inbox.received, session.inbox.durable) == (len(self.messages), self.durable)
         assert list(session.inbox.open) == list(self.open)
-        assert session.inbox.asked == self.asked
-        assert session.reason is self.over
+        found, summary = self.found(session), self.summary()
+        assert found == {name: summary[name] for name in found}
         assert (session.door.state is SessionState.TERMINATED) == (self.over is not None)
         assert set(session.connections) == set(self.conns)

@@ -13,7 +13,7 @@ from typing import Any
 import pytest
 from hypothesis import settings
 from hypothesis import strategies as st
-from hypothesis.stateful import invariant, rule, run_state_machine_as_test
+from hypothesis.stateful import rule, run_state_machine_as_test
 
 from gapless.protocol.block import Block
 from gapless.protocol.cursor import START, EventId
@@ -22,8 +22,6 @@ from gapless.protocol.inputs import (
     Accepted,
     Acked,
     Cursor,
-    Dispatch,
-    End,
     Ending,
     Handshake,
     Known,
@@ -35,7 +33,6 @@ from gapless.protocol.inputs import (
     Upgrade,
     Verdict,
 )
-from gapless.protocol.record import read_record, restore, write_record
 from gapless.protocol.refusal import (
     CLOSE_ACK_WINDOW,
     CLOSE_EVICTED,
@@ -45,10 +42,11 @@ from gapless.protocol.refusal import (
     Reason,
 )
 from gapless.protocol.seam import SessionState
-from gapless.protocol.session import Commit, Session, View
+from gapless.protocol.session import Session, View
 from gapless.server.intake import message_input
 from tests.fuzz.examples import examples
-from tests.protocol.stateful import CURSORS, TEXTS, Conn, World, decode, json_line
+from tests.protocol.stateful import CURSORS, TEXTS, Conn, Request, decode, json_line
+from tests.protocol.stateful_backend import REQUESTS, Backed
 
 SSE, PENDING = SessionState.SSE_ACTIVE, SessionState.UPGRADE_ACCEPTED_PENDING
 BOUND, OVER = SessionState.WEBSOCKET_BOUND, SessionState.TERMINATED
@@ -58,13 +56,9 @@ URL = "/mcp/session/token/events"
 
 MESSAGES = st.sampled_from(
     [
-        "request",
-        "request",
-        "text id",
-        "note",
-        "cancel",
-        "reply",
-        "same id",
+        *("request", "request", "text id", "handshake", "discovery", "level", "listen"),
+        *("subscribe", "unsubscribe", "initialized"),
+        *("note", "cancel", "reply", "late reply", "progress", "same id"),
         "empty",
         "broken",
         "large",
@@ -73,7 +67,7 @@ MESSAGES = st.sampled_from(
 )
 
 
-class SessionView(World):
+class SessionView(Backed):
     """One stream of events, a door, numbered messages."""
 
     view = View.SESSION
@@ -89,14 +83,15 @@ class SessionView(World):
         self.generation = 0
         self.process: str | None = None
         self.retired: set[str] = set()
+        self.negotiation = ""
         self.asks: list[tuple[Question, int]] = []
-        self.record = self.durable_record = write_record(self.session, "p", None)
-        self.kept = self.durable_kept = self.summary(), dict(self.open)
 
     def start(self, how: int) -> None:
-        """An event stream; an offer, read or not; a socket, its gap read or not, or with none."""
+        """An event stream; an offer, read or not; a socket, its gap read or not, or with none; a restart."""
         if how == 0:
             return
+        if how in (2, 4, 6, 7):
+            self.shake_hands(how)
         self.the_backend_speaks("notes", 3, "hello")
         self.a_message_comes("request", "hello", "next", "same", "post")
         self.flush()
@@ -111,6 +106,15 @@ class SessionView(World):
         if how == 5:
             self.flush()
             self.somebody_asks("knock", ("door", 0), "current")
+        if how == 6:
+            self.process_dies(landed=False)
+        for _ in range(3 if how == 7 else 0):
+            if self.hears:
+                self.backend_dies()
+                self.the_backend_goes_on()
+
+    def client_says(self, kind: str) -> None:
+        self.a_message_comes(kind, "", "next", "same", "post")
 
     # The backend ----------------------------------------------------------------------------------
 
@@ -124,19 +128,18 @@ class SessionView(World):
             case "notes":
                 for _ in range(count):
                     said = {"method": "notifications/message", "params": {"data": text, "n": self.next()}}
-                    self.emit(said, (0, json_line(said)))
+                    self.emit(said, 0)
             case "result" | "error":
                 self.answer_request(text, count, fails=what == "error")
             case _:
-                id = f"q{self.next()}"
-                if self.over is None:
+                said = self.question(text)
+                id = self.mark(said["id"])
+                if self.hears:
                     self.asked[id] = len(self.log) + 1
-                said = {"id": id, "method": "elicitation/create", "params": {"message": text}}
-                self.emit(said, (0, json_line(said)))
-                if what == "taken back":
-                    self.asked.pop(id, None)
-                    said = {"method": "notifications/cancelled", "params": {"requestId": id}}
-                    self.emit(said, (0, json_line(said)))
+                self.emit(said, 0)
+                if what == "taken back" and self.hears:
+                    del self.asked[id]
+                    self.emit({"method": "notifications/cancelled", "params": {"requestId": said["id"]}}, 0)
 
     # Messages -------------------------------------------------------------------------------------
 
@@ -192,8 +195,15 @@ class SessionView(World):
             case "cancel":
                 target = next(iter(self.open), id)
                 return json_line({"method": "notifications/cancelled", "params": {"requestId": target}})
-            case "reply":
-                return json_line({"id": next(iter(self.asked), "nobody asked"), "result": {"text": text}})
+            case "initialized":
+                return json_line({"method": "notifications/initialized"})
+            case "reply" | "late reply":
+                asked = [*self.dead, *(self.asked if kind == "reply" else ())]
+                return json_line({"id": asked[-1], "result": {"text": text}})
+            case "progress":
+                asked = [*self.dead[-2:], *self.asked]
+                params = {"progressToken": asked[id % len(asked)], "progress": 1, "message": text}
+                return json_line({"method": "notifications/progress", "params": params})
             case "empty":
                 return b""
             case "broken":
@@ -204,7 +214,8 @@ class SessionView(World):
                 text = text + "y" * 600
             case _:
                 pass
-        line = json_line({"id": id, "method": "tools/call", "params": {"name": "t", "text": text}})
+        method, params = REQUESTS.get(kind, REQUESTS["request"])
+        line = json_line({"id": id, "method": method, "params": params | {"text": text}})
         return line.replace(b',"method"', b',\n "method"', 1) if len(text) % 2 else line
 
     def pick_socket(self, way: str) -> Conn | None:
@@ -277,13 +288,14 @@ class SessionView(World):
         assert b"\n" not in input.data
         self.messages.append((data, input.data))
         if method is not None and id is not None:
-            self.open[id] = number, 0, None
+            self.open[id] = Request(number, 0, method, body["params"].get("_meta", {}).get("progressToken"))
         elif method is None:
             self.asked.pop(id, None)
         elif method == "notifications/cancelled":
             self.open.pop(body["params"]["requestId"], None)
-        assert input.envelope is not None
-        assert self.put(input) == [Dispatch(number, input.data, input.envelope), Accepted(number)]
+        self.waiting.append(number)
+        given = self.hand_over()
+        assert self.put(input) == [*given, Accepted(number)]
 
     def refuse_message(
         self, input: Message, conn: Conn | None, reason: Reason, after: int, *events: tuple[int, object]
@@ -422,7 +434,7 @@ class SessionView(World):
     def open_door(self, seq: int) -> None:
         """`U` is the next event: the gap is pinned (L4), every event stream ends there (U10)."""
         self.event = self.door = len(self.log) + 1
-        self.pin = seq, self.event, self.now + self.limits.upgrade_window
+        self.pin_gap(seq, self.event)
         for conn in self.conns.values():
             if not conn.socket and conn.stop is None:
                 conn.stop = self.event
@@ -439,7 +451,7 @@ class SessionView(World):
         self.concluded |= self.shown
         self.shown = set()
         self.generation += 1
-        self.pin = seq, committed, self.now + self.limits.upgrade_window
+        self.pin_gap(seq, committed)
         delivery = self.served(self.put(question, *events), question.connection)
         assert delivery.medium is Medium.SOCKET
         due = self.now + self.limits.ack_window
@@ -571,7 +583,7 @@ class SessionView(World):
 
     def statement(self) -> dict[str, Any]:
         """What was received, and from which process (L6): as far as that is durable (L2)."""
-        process = self.durable_kept[0]["process"]
+        process = self.durable_kept["process"]
         return {"received": self.durable} | ({} if process is None else {"process": process})
 
     # The end --------------------------------------------------------------------------------------
@@ -581,81 +593,37 @@ class SessionView(World):
         return super().terminated(reason, told)
 
     def summary(self) -> dict[str, Any]:
-        """What another process must find in the log (§10)."""
         pending = self.state is PENDING
-        return {
-            "messages": len(self.messages),
-            "open": list(self.open),
-            "over": self.over,
+        return super().summary() | {
             "state": SSE if self.state is BOUND else self.state,
-            "offer": (self.event, self.ticket, frozenset(self.shown)) if pending else None,
-            "concluded": frozenset(self.concluded),
+            "event": self.event if pending else 0,
+            "negotiation": self.negotiation if pending else "",
+            "ticket": self.ticket if pending else None,
+            "shown": set(self.shown) if pending else set(),
+            "concluded": set(self.concluded),
             "generation": self.generation,
             "process": self.process,
-            "retired": frozenset(self.retired),
+            "retired": set(self.retired),
         }
 
     def found(self, session: Session) -> dict[str, Any]:
-        """The same, as a machine has it."""
         door, inbox = session.door, session.inbox
         pending = door.state is PENDING
-        return {
-            "messages": inbox.received,
-            "open": list(inbox.open),
-            "over": session.reason,
+        return super().found(session) | {
             "state": SSE if door.state is BOUND else door.state,
-            "offer": (door.event, door.ticket, door.shown) if pending else None,
-            "concluded": door.concluded,
+            "event": door.event if pending else 0,
+            "negotiation": door.negotiation if pending else "",
+            "ticket": door.ticket if pending else None,
+            "shown": set(door.shown) if pending else set(),
+            "concluded": set(door.concluded),
             "generation": door.generation,
             "process": inbox.process,
-            "retired": inbox.retired,
+            "retired": set(inbox.retired),
         }
 
-    def records(self, commit: Commit) -> None:
-        self.kept = self.summary(), dict(self.open)
-        if commit.record:
-            self.record = write_record(self.session, "p", None)
-
-    def recorded(self) -> None:
-        """Whatever changed is in the record, or was in the last one."""
-        self.durable_kept, self.durable_record = self.kept, self.record
-        assert self.found(self.restored_session()) == self.durable_kept[0]
-
-    def restored_session(self) -> Session:
-        """The session as another process finds it in the log."""
-        return restore(
-            read_record(self.durable_record),
-            committed=self.committed,
-            link=self.link_at(self.committed),
-            floor=self.durable_floor,
-            floor_link=self.link_at(self.durable_floor),
-            received=self.durable,
-            limits=self.limits,
-            durability="memory",
-            now=self.now,
-        )
-
-    def process_dies(self) -> None:
-        """Another process finds the log as it was last committed; its backend is gone, so it ends (N2)."""
-        summary, self.open = self.durable_kept[0], dict(self.durable_kept[1])
-        acks, self.session = self.acks, self.restored_session()
-        self.log, self.messages = self.log[: self.committed], self.messages[: self.durable]
-        self.entries, self.taken = self.entries[: self.durable], self.committed
-        self.floor = self.durable_floor
-        self.acks, self.asked = dict(self.session.outbox.acks), dict(self.session.inbox.asked)
-        assert all(seq <= acks[stream] for stream, seq in self.acks.items())
-        self.over, self.state, self.generation = summary["over"], summary["state"], summary["generation"]
-        self.process, self.retired = summary["process"], set(summary["retired"])
-        self.event, self.ticket, shown = summary["offer"] or (0, None, ())
-        self.shown, self.concluded = set(shown), set(summary["concluded"])
-        self.conns, self.flight, self.promises, self.asks = {}, None, [], []
-        self.pin, self.restored, self.seen_at = None, True, self.now
-        if self.over is None:
-            self.put(End(Reason.BACKEND_LOST, ""), *self.terminated(Reason.BACKEND_LOST, "backend-lost"))
-
-    @invariant()
-    def the_door_is_where_the_model_says(self) -> None:
-        assert self.found(self.session) == self.summary()
+    def process_dies(self, *, landed: bool) -> None:
+        self.asks = []
+        super().process_dies(landed=landed)
 
 
 @pytest.mark.hypothesis

@@ -11,11 +11,16 @@ from hypothesis.stateful import RuleBasedStateMachine, run_state_machine_as_test
 
 from gapless.protocol import delivery as deliveries
 from gapless.protocol import outbox as outboxes
+from gapless.protocol import record as records
+from gapless.protocol import recovery
 from gapless.protocol import session as sessions
+from gapless.protocol.carried import Carried, Waiting
 from gapless.protocol.cursor import Link
 from gapless.protocol.delivery import Delivery
 from gapless.protocol.inbox import Inbox, Verdict
-from gapless.protocol.inputs import Listen, Message
+from gapless.protocol.inputs import Acked, Effect, Emitted, Handed, Listen, Lost, Message
+from gapless.protocol.jsonrpc import Envelope
+from gapless.protocol.marks import Mark
 from gapless.protocol.outbox import Outbox
 from gapless.protocol.seam import Cover, SessionState, cover
 from gapless.protocol.session import Commit, Session
@@ -153,6 +158,192 @@ def an_ack_of_one_stream_that_counts_for_all(patch: Patch) -> None:
     patch.setattr(Outbox, "ack", ack)
 
 
+# Of what becomes of a session whose backend is gone (N1–N3)
+
+
+def losing(patch: Patch, change: Callable[[Session, Lost, Callable[[], list[Effect]]], list[Effect]]) -> None:
+    """A loss that goes otherwise."""
+    real = recovery.lost
+
+    def lost(session: Session, input: Lost, now: float) -> list[Effect]:
+        return change(session, input, lambda: real(session, input, now))
+
+    patch.setattr(sessions, "lost", lost)
+
+
+def restored(patch: Patch, change: Callable[[Session], None]) -> None:
+    """A restart that finds something else."""
+    real = records.restore
+
+    def restore(*args: Any) -> Session:
+        session = real(*args)
+        change(session)
+        return session
+
+    patch.setattr(records, "restore", restore)
+
+
+def a_loss_that_settles_nothing(patch: Patch) -> None:
+    def change(session: Session, input: Lost, real: Callable[[], list[Effect]]) -> list[Effect]:
+        open, session.inbox.open = session.inbox.open, {}
+        effects = real()
+        session.inbox.open = open
+        return effects
+
+    losing(patch, change)
+
+
+def a_loss_that_settles_what_was_not_dispatched(patch: Patch) -> None:
+    def change(session: Session, input: Lost, real: Callable[[], list[Effect]]) -> list[Effect]:
+        dispatched, session.dispatched = session.dispatched, session.inbox.received
+        effects = real()
+        session.dispatched = dispatched
+        return effects
+
+    losing(patch, change)
+
+
+def a_loss_that_withdraws_nothing(patch: Patch) -> None:
+    def change(session: Session, input: Lost, real: Callable[[], list[Effect]]) -> list[Effect]:
+        session.inbox.asked.clear()
+        return real()
+
+    losing(patch, change)
+
+
+def a_message_dispatched_again_after_a_restart(patch: Patch) -> None:
+    dispatched: list[Waiting] = []
+    real = Carried.note
+
+    def note(self: Carried, number: int, data: bytes, envelope: Envelope) -> None:
+        dispatched[:] = [Waiting(number, data, envelope)]
+        real(self, number, data, envelope)
+
+    def change(session: Session, input: Lost, real: Callable[[], list[Effect]]) -> list[Effect]:
+        if input.taken_over:
+            session.carried.waiting.extendleft(dispatched)
+        return real()
+
+    patch.setattr(Carried, "note", note)
+    losing(patch, change)
+
+
+def a_message_handed_over_before_the_log_says_so(patch: Patch) -> None:
+    real = Session.take
+    patch.setattr(Session, "take", lambda self: replace(real(self), dispatched=None))
+
+
+def a_restart_that_forgets_what_waits(patch: Patch) -> None:
+    restored(patch, lambda session: session.carried.waiting.clear())
+
+
+def a_restart_that_forgets_the_pin(patch: Patch) -> None:
+    def change(session: Session) -> None:
+        session.outbox.pin = None
+
+    restored(patch, change)
+
+
+def a_restart_that_knows_a_single_run(patch: Patch) -> None:
+    """As it was: what a log retained was one run for eviction."""
+    real = Outbox.resume
+
+    def resume(self: Outbox, *args: Any) -> None:
+        *rest, runs = args
+        real(self, *rest, runs[-1:])
+
+    patch.setattr(Outbox, "resume", resume)
+
+
+def a_restart_that_forgets_which_incarnation_it_was(patch: Patch) -> None:
+    def change(session: Session) -> None:
+        session.carried.incarnation = 1
+
+    restored(patch, change)
+
+
+def a_restart_that_forgets_what_is_evicted_of_a_stream(patch: Patch) -> None:
+    patch.setattr(records, "_kept", lambda session: ())
+
+
+def a_restart_that_forgets_which_questions_were_answered(patch: Patch) -> None:
+    def change(session: Session) -> None:
+        session.streams._questions = frozenset()
+
+    restored(patch, change)
+
+
+def an_ack_that_is_told_before_it_is_durable(patch: Patch) -> None:
+    real = Session._acked
+
+    def acked(self: Session, input: Acked, now: float) -> list[Effect]:
+        changed = self._changed
+        effects = real(self, input, now)
+        self._changed = changed
+        return effects
+
+    patch.setattr(Session, "_acked", acked)
+
+
+def an_answer_handed_to_a_backend_that_never_asked(patch: Patch) -> None:
+    real = recovery.to_backend
+    patch.setattr(
+        recovery, "to_backend", lambda mark, data, envelope: real(mark, data, envelope) or (data, envelope)
+    )
+
+
+def ids_that_bear_no_mark(patch: Patch) -> None:
+    patch.setattr(Carried, "mark", property(lambda self: Mark("")))
+
+
+def a_dead_backend_that_is_heard(patch: Patch) -> None:
+    real = Session._emitted
+
+    def emitted(self: Session, input: Emitted, now: float) -> list[Effect]:
+        return real(self, replace(input, incarnation=0), now)
+
+    patch.setattr(Session, "_emitted", emitted)
+
+
+def a_backend_that_takes_nothing(patch: Patch) -> None:
+    patch.setattr(Session, "_handed", lambda self, input: [])
+
+
+def a_backend_that_is_given_more_before_it_has_taken_the_last(patch: Patch) -> None:
+    real = recovery.hand_over
+
+    def hand_over(session: Session) -> list[Effect]:
+        session.carried.handing = False
+        return real(session)
+
+    patch.setattr(sessions, "hand_over", hand_over)
+
+
+def a_dead_backend_that_is_said_to_have_taken_something(patch: Patch) -> None:
+    real = Session._handed
+
+    def handed(self: Session, input: Handed) -> list[Effect]:
+        return real(self, Handed(self.carried.incarnation))
+
+    patch.setattr(Session, "_handed", handed)
+
+
+def a_fresh_backend_that_may_be_any_other(patch: Patch) -> None:
+    patch.setattr(recovery, "said_in", lambda data: (b"", ()))
+    patch.setattr(Carried, "tell", lambda self, method, number, data: self.told.update({method: b""}))
+
+
+def a_fresh_backend_that_is_told_nothing(patch: Patch) -> None:
+    real = recovery.revive
+    patch.setattr(
+        sessions, "revive", lambda session, input, now: real(session, replace(input, orders=()), now)
+    )
+
+
+def a_backend_that_may_die_for_ever(patch: Patch) -> None:
+    patch.setattr(recovery, "FUTILE", 1 << 30)
+
+
 class Mutant(NamedTuple):
     """What is broken, and where that must show."""
 
@@ -172,6 +363,27 @@ MUTANTS = (
     Mutant(a_retired_process_that_is_heard, SessionView),
     Mutant(an_event_evicted_too_early, SessionView),
     Mutant(a_link_that_leaves_out_the_type, SessionView),
+    Mutant(a_loss_that_settles_nothing, SessionView),
+    Mutant(a_loss_that_settles_what_was_not_dispatched, SessionView),
+    Mutant(a_loss_that_withdraws_nothing, SessionView),
+    Mutant(a_message_dispatched_again_after_a_restart, SessionView),
+    Mutant(a_message_handed_over_before_the_log_says_so, SessionView),
+    Mutant(a_restart_that_forgets_what_waits, SessionView),
+    Mutant(a_restart_that_forgets_the_pin, SessionView),
+    Mutant(a_restart_that_knows_a_single_run, SessionView),
+    Mutant(a_restart_that_forgets_which_incarnation_it_was, SessionView),
+    Mutant(an_ack_that_is_told_before_it_is_durable, SessionView),
+    Mutant(an_answer_handed_to_a_backend_that_never_asked, SessionView),
+    Mutant(ids_that_bear_no_mark, SessionView),
+    Mutant(a_dead_backend_that_is_heard, SessionView),
+    Mutant(a_backend_that_takes_nothing, SessionView),
+    Mutant(a_backend_that_is_given_more_before_it_has_taken_the_last, SessionView),
+    Mutant(a_dead_backend_that_is_said_to_have_taken_something, SessionView),
+    Mutant(a_fresh_backend_that_may_be_any_other, SessionView),
+    Mutant(a_fresh_backend_that_is_told_nothing, SessionView),
+    Mutant(a_backend_that_may_die_for_ever, SessionView),
+    Mutant(a_restart_that_forgets_what_is_evicted_of_a_stream, StreamView),
+    Mutant(a_restart_that_forgets_which_questions_were_answered, StreamView),
     Mutant(a_stream_that_does_not_end, StreamView),
     Mutant(a_message_on_a_settled_requests_stream, StreamView),
     Mutant(an_ack_of_one_stream_that_counts_for_all, StreamView),

@@ -11,18 +11,19 @@ from hypothesis.stateful import precondition, rule, run_state_machine_as_test
 
 from gapless.protocol.cursor import START, EventId, Link, Position
 from gapless.protocol.delivery import ConnectionId, Delivery
-from gapless.protocol.inputs import Accepted, Dispatch, Listen
+from gapless.protocol.inputs import Accepted, Listen
 from gapless.protocol.refusal import CLOSE_EVICTED, CLOSE_NORMAL, Reason
-from gapless.protocol.session import View
+from gapless.protocol.session import Session, View
 from gapless.server.intake import message_input
 from tests.fuzz.examples import examples
-from tests.protocol.stateful import TEXTS, Conn, World, decode, json_line
+from tests.protocol.stateful import TEXTS, Conn, Request, decode, json_line
+from tests.protocol.stateful_backend import REQUESTS, Backed
 
 _PRIMES: Final = 8
 """Positions of a stream that can be proven below the floor."""
 
 
-class StreamView(World):
+class StreamView(Backed):
     """Standard MCP: a stream for each request, and the standalone one."""
 
     view = View.STREAM
@@ -30,7 +31,6 @@ class StreamView(World):
     def open_session(self) -> None:
         super().open_session()
         self.streams = 1
-        self.finished: set[int] = set()
         self.primes: dict[int, dict[int, None]] = {}
         self.questions: dict[int, Any] = {}
         """Requests to the client on the standalone stream: event number to ID."""
@@ -38,11 +38,21 @@ class StreamView(World):
         """What clients have: the IDs that came on a connection."""
 
     def start(self, how: int) -> None:
-        """A request under way, the standalone stream, or both."""
+        """A handshake, a request under way, the standalone stream, or several of these."""
+        if how & 4:
+            self.shake_hands(how)
         if how & 1:
             self.a_message_comes("token", "hello", True)
         if how & 2:
             self.somebody_listens("none", 0, True)
+
+    def client_says(self, kind: str) -> None:
+        self.a_message_comes(kind, "", True)
+
+    @property
+    def running(self) -> set[int]:
+        """The streams that may go on: the standalone one, and those of open requests."""
+        return {0, *(request.stream for request in self.open.values())}
 
     # The backend ----------------------------------------------------------------------------------
 
@@ -55,8 +65,6 @@ class StreamView(World):
     )
     def the_backend_speaks(self, what: str, count: int, text: str) -> None:
         if what in ("result", "error"):
-            if self.open:
-                self.finished.add(list(self.open.values())[count % len(self.open)][1])
             self.answer_request(text, count, fails=what == "error")
             return
         for _ in range(1 if what == "question" else count):
@@ -69,45 +77,49 @@ class StreamView(World):
                 case "settled":
                     related = "settled long ago"
                 case "progress":
-                    tokens = [token for _, _, token in self.open.values() if token is not None]
+                    tokens = [r.token for r in self.open.values() if r.token is not None]
                     token = [*tokens, "nobody's"][n % (len(tokens) + 1)]
                     params = {"progressToken": token, "progress": n, "message": text}
                     said = {"method": "notifications/progress", "params": params}
                 case "question":
-                    said = {"id": f"q{n}", "method": "elicitation/create", "params": {"message": text}}
+                    said = self.question(text)
                 case _:
                     pass
             stream = self.route(said, related)
-            if what == "question" and self.over is None:
-                self.asked[said["id"]] = len(self.log) + 1
+            if what == "question" and self.hears:
+                id = self.mark(said["id"])
+                self.asked[id] = len(self.log) + 1
                 if stream == 0:
-                    self.questions[len(self.log) + 1] = said["id"]
-            self.emit(said, (stream, json_line(said)), related=related)
+                    self.questions[len(self.log) + 1] = id
+            self.emit(said, stream, related)
 
     def route(self, said: dict[str, Any], related: Any) -> int:
         """M1: the backend's word; else the token; else, if nobody listens, the oldest open request."""
         if related is not None:
-            return self.open[related][1] if related in self.open else 0
+            return self.open[related].stream if related in self.open else 0
         if said["method"] == "notifications/progress":
             token = said["params"]["progressToken"]
-            return next((stream for _, stream, t in self.open.values() if t == token), 0)
+            return next((r.stream for r in self.open.values() if r.token == token), 0)
         if any(c.stream == 0 for c in self.conns.values()):
             return 0
-        return next((stream for _, stream, _ in self.open.values()), 0)
+        return next((request.stream for request in self.open.values()), 0)
 
     # Messages -------------------------------------------------------------------------------------
 
     @rule(
         kind=st.sampled_from(
-            ["request"] * 3 + ["token", "token", "same id", "note", "cancel", "reply", "reply"]
+            ["request"] * 3
+            + ["token", "token", "same id", "note", "cancel", "reply", "reply", "late reply"]
+            + ["handshake", "initialized", "level", "listen"]
         ),
         text=TEXTS,
         primed=st.booleans(),
     )
     def a_message_comes(self, kind: str, text: str, primed: bool) -> None:
         id: Any = self.next()
-        params: dict[str, Any] = {"name": "t", "text": text}
-        message: dict[str, Any] = {"id": id, "method": "tools/call", "params": params}
+        method, params = REQUESTS.get(kind, REQUESTS["request"])
+        params = params | {"text": text}
+        message: dict[str, Any] = {"id": id, "method": method, "params": params}
         match kind:
             case "token":
                 params["_meta"] = {"progressToken": f"p{id}"}
@@ -118,8 +130,11 @@ class StreamView(World):
             case "cancel":
                 params = {"requestId": next(iter(self.open), id), "reason": text}
                 message = {"method": "notifications/cancelled", "params": params}
-            case "reply":
-                message = {"id": next(iter(self.asked), "nobody asked"), "result": {"text": text}}
+            case "initialized":
+                message = {"method": "notifications/initialized"}
+            case "reply" | "late reply":
+                asked = [*self.dead, *(self.asked if kind == "reply" else ())]
+                message = {"id": asked[-1], "result": {"text": text}}
             case _:
                 pass
         self.take(message, params, primed)
@@ -141,22 +156,23 @@ class StreamView(World):
             return
         number = len(self.messages) + 1
         self.messages.append((data, data))
-        assert input.envelope is not None
-        dispatch = Dispatch(number, data, input.envelope)
+        self.waiting.append(number)
         if method is not None and id is not None:
             stream, at = self.streams, len(self.log)
             self.streams += 1
-            self.open[id] = number, stream, params.get("_meta", {}).get("progressToken")
+            self.open[id] = Request(number, stream, method, params.get("_meta", {}).get("progressToken"))
+            given = self.hand_over()
+            self.prime(stream, at, primed)
             effects = self.put(input)
-            assert effects[0] == dispatch
+            assert effects[:-1] == given
             self.serving(self.served(effects, conn), conn, stream, at, primed)
             return
         if method == "notifications/cancelled" and params["requestId"] in self.open:
-            _, stream, _ = self.open.pop(params["requestId"])
-            self.finished.add(stream)
+            del self.open[params["requestId"]]
         elif method is None:
             self.asked.pop(id, None)
-        assert self.put(input) == [dispatch, Accepted(number)]
+        given = self.hand_over()
+        assert self.put(input) == [*given, Accepted(number)]
 
     # Event streams --------------------------------------------------------------------------------
 
@@ -178,6 +194,7 @@ class StreamView(World):
             return
         self.ack(stated.stream, stated.seq)
         at = self.floor if stated is START else stated.seq
+        self.prime(stated.stream, at, primed)
         self.serving(self.served(self.put(input), conn), conn, stated.stream, at, primed)
 
     def position(self, what: str, n: int) -> Position:
@@ -202,8 +219,7 @@ class StreamView(World):
             return Reason.MALFORMED
         if stated.seq >= self.floor:
             return self.unproven(stated)
-        gone = [s for s in range(1, self.floor + 1) if self.log[s - 1].stream == stated.stream]
-        last = gone[-1] if gone else 0
+        last = self.gone.get(stated.stream, 0)
         known = stated.seq in self.primes.get(stated.stream, {}) or stated.seq == last > 0
         if last > stated.seq or not (known or stated is START):
             return Reason.CURSOR_EVICTED
@@ -219,9 +235,18 @@ class StreamView(World):
             self.refuses(self.put(input), self.over)
             return
         skip = frozenset(seq for seq, id in self.questions.items() if id not in self.asked)
+        self.prime(0, at, primed)
         delivery = self.served(self.put(input), conn)
         assert {s for s in delivery.skip if s > self.floor} == {s for s in skip if s > self.floor}
         self.serving(delivery, conn, 0, at, primed, skip)
+
+    def prime(self, stream: int, at: int, primed: bool) -> None:
+        """A position that a connection is primed with can be proven from then on (M4)."""
+        if primed:
+            primes = self.primes.setdefault(stream, {})
+            primes[at] = None
+            for old in list(primes)[:-_PRIMES]:
+                del primes[old]
 
     def serving(
         self,
@@ -237,11 +262,6 @@ class StreamView(World):
         for other in self.conns.values():
             if other.stream == stream:
                 other.close = CLOSE_NORMAL
-        if primed:
-            primes = self.primes.setdefault(stream, {})
-            primes[at] = None
-            for old in list(primes)[:-_PRIMES]:
-                del primes[old]
         self.conns[id] = Conn(delivery, at, stream, skip=skip, primed=primed)
 
     @precondition(lambda self: self.writing)
@@ -272,7 +292,7 @@ class StreamView(World):
         unread = range(conn.delivery.position + 1, self.floor + 1)
         if any(self.log[seq - 1].stream == conn.stream for seq in unread):
             return code == CLOSE_EVICTED
-        done = self.over is not None or conn.stream in self.finished
+        done = self.over is not None or conn.stream not in self.running
         return code == CLOSE_NORMAL and done and self.following(conn) is None
 
     def told(self, conn: Conn, control: bytes) -> None:
@@ -287,9 +307,25 @@ class StreamView(World):
             assert (block.id, block.data, block.retry) == (None, None, 30_000), "M3: stay away"
             assert conn.close is not None
 
-    def terminated(self, reason: Reason, told: str) -> list[tuple[int, object]]:
-        self.finished |= {stream for _, stream, _ in self.open.values()}
-        return super().terminated(reason, told)
+    # Restarts -------------------------------------------------------------------------------------
+
+    def summary(self) -> dict[str, Any]:
+        running = sorted(self.running)
+        return super().summary() | {
+            "streams": self.streams,
+            "questions": dict(self.questions),
+            "primes": {stream: dict(self.primes[stream]) for stream in running if self.primes.get(stream)},
+            "gone": {stream: self.gone[stream] for stream in running if stream in self.gone},
+        }
+
+    def found(self, session: Session) -> dict[str, Any]:
+        streams, evicted = session.streams, session.outbox.evicted
+        running = sorted({0, *streams.running})
+        return super().found(session) | {
+            "streams": streams.next,
+            "primes": {s: dict.fromkeys(streams.primes(s)) for s in running if streams.primes(s)},
+            "gone": {stream: evicted[stream][0] for stream in running if stream in evicted},
+        }
 
 
 @pytest.mark.hypothesis

@@ -26,7 +26,7 @@ from websockets.typing import Subprotocol
 
 from gapless.backends.base import Backend, Sink
 from gapless.errors import BackendError, StorageError
-from gapless.log.base import Entry, Log, SessionKey, Write
+from gapless.log.base import Entry, Log, OwnerId, SessionKey, Write
 from gapless.log.memory import MemoryLog
 from gapless.protocol.block import Block, BlockDecoder
 from gapless.protocol.cursor import Link
@@ -124,7 +124,7 @@ class Scripted(Backend):
         """Say messages, each in a commit of its own, and wait until they are durable."""
         for message in messages:
             await self.emit(message, related)
-            await soon(self._sink.durable())  # type: ignore[attr-defined]
+            await soon(self._sink._live.durable())  # type: ignore[attr-defined]
 
     async def lose(self, message: str = "it crashed") -> None:
         """Be gone."""
@@ -173,10 +173,12 @@ class Fragile(MemoryLog):
         self.full = False
         self.unreadable = False
 
-    async def create(self, key: SessionKey, record: bytes, link: Link) -> None:
+    async def create(
+        self, key: SessionKey, record: bytes, link: Link, owner: OwnerId | None = None
+    ) -> None:
         if self.full:
             raise StorageError("no space left")
-        await super().create(key, record, link)
+        await super().create(key, record, link, owner)
 
     async def commit(self, key: SessionKey, write: Write) -> None:
         if not self.gate.is_set():

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import hashlib
 import json
 import logging
 from pathlib import Path
@@ -10,6 +11,7 @@ from pathlib import Path
 import pytest
 
 from gapless.errors import BackendError
+from gapless.log.base import OwnerId, SessionKey
 from gapless.log.sqlite import SqliteLog
 from gapless.server.sessions import Sessions
 from tests.server.harness import (
@@ -39,7 +41,7 @@ async def _clean(server: Server, later: float) -> None:
 @on_both_servers
 @pytest.mark.rule("N2", "L7", "B9")
 async def test_a_lost_backend_settles_what_is_open_and_ends_the_session(serve: Serve) -> None:
-    server = await serve()
+    server = await serve(on_backend_loss="supersede")
     session = await server.started()
     await session.post(2, request(7))
     await session.post(3, request(8))
@@ -73,7 +75,8 @@ async def test_a_lost_backend_settles_what_is_open_and_ends_the_session(serve: S
 
 
 @pytest.mark.rule("N2", "L7")
-async def test_a_lost_backend_reaches_a_bound_socket_and_closes_it_4404(server: Server) -> None:
+async def test_a_lost_backend_reaches_a_bound_socket_and_closes_it_4404(serve: Serve) -> None:
+    server = await serve(on_backend_loss="supersede")
     session = await server.started()
     socket = await session.bind(session.start)
     await socket.cross()
@@ -87,7 +90,8 @@ async def test_a_lost_backend_reaches_a_bound_socket_and_closes_it_4404(server: 
 
 
 @pytest.mark.rule("N2", "L7", "M5")
-async def test_a_lost_backend_answers_every_open_request_of_the_stream_view(server: Server) -> None:
+async def test_a_lost_backend_answers_every_open_request_of_the_stream_view(serve: Serve) -> None:
+    server = await serve(on_backend_loss="supersede")
     streams = await server.initialized()
     calls = [await streams.call(id) for id in (1, "1")]
     listening = await streams.listen()
@@ -337,7 +341,7 @@ async def test_what_was_emitted_before_a_shutdown_is_in_the_log(serve: Serve, tm
 
 
 @pytest.mark.rule("N2", "L7", "B6", "B9")
-async def test_after_a_restart_a_session_is_settled_and_told_backend_lost(
+async def test_after_a_restart_that_supersedes_a_session_is_settled_and_told_backend_lost(
     serve: Serve, tmp_path: Path
 ) -> None:
     """Its backend died with the process; whatever socket it had, nobody probes it."""
@@ -348,7 +352,7 @@ async def test_after_a_restart_a_session_is_settled_and_told_backend_lost(
     await session.bind(session.start)
     await serve.stop(server)
     log = SqliteLog(tmp_path / "log.db")
-    session.server = await serve(log)
+    session.server = await serve(log, on_backend_loss="supersede")
     for answer in (
         await session.get(session.start),
         await session.post(3, note("x")),
@@ -382,13 +386,15 @@ async def test_after_a_restart_an_ended_session_is_told_its_own_reason(serve: Se
 
 
 @pytest.mark.rule("N2", "M5")
-async def test_after_a_restart_a_session_of_the_stream_view_is_404(serve: Serve, tmp_path: Path) -> None:
+async def test_after_a_restart_that_supersedes_a_session_of_the_stream_view_is_404(
+    serve: Serve, tmp_path: Path
+) -> None:
     server = await serve(SqliteLog(tmp_path / "log.db"))
     streams = await server.initialized()
     call = await streams.call(1)
     cursor = str((await call.block()).id)
     await serve.stop(server)
-    streams.server = await serve(SqliteLog(tmp_path / "log.db"))
+    streams.server = await serve(SqliteLog(tmp_path / "log.db"), on_backend_loss="supersede")
     assert (await streams.get(cursor)).reason == (404, "backend-lost")
     assert (await streams.post(note("x"))).reason == (404, "backend-lost")
 
@@ -400,27 +406,33 @@ async def test_requests_at_once_for_a_session_of_an_earlier_process_are_all_told
     server = await serve(SqliteLog(tmp_path / "log.db"))
     session = await server.started()
     await serve.stop(server)
-    session.server = await serve(SqliteLog(tmp_path / "log.db", cache_bytes=0))
+    session.server = await serve(SqliteLog(tmp_path / "log.db", cache_bytes=0), on_backend_loss="supersede")
     answers = await asyncio.gather(*(session.get(session.start) for _ in range(8)))
     assert {answer.reason for answer in answers} == {(404, "backend-lost")}
 
 
+async def _fence(server: Server, *sessions: Session) -> OwnerId:
+    """Another process takes sessions, and is not to be reached."""
+    other = await server.log.join("/nowhere/door.sock")
+    for session in sessions:
+        key = SessionKey(hashlib.sha256(session.token.encode()).digest())
+        stored = await server.log.load(key)
+        assert stored is not None
+        await server.log.acquire(key, stored.fence, other)
+    return other
+
+
 @pytest.mark.rule("L8", "N1")
-async def test_a_process_that_another_has_fenced_stops_serving_at_once(
+async def test_a_process_that_another_has_fenced_stops_serving_at_its_next_write(
     serve: Serve, tmp_path: Path, caplog: pytest.LogCaptureFixture
 ) -> None:
-    """Two servers on one file, as in a restart that overlaps."""
-    old = await serve(SqliteLog(tmp_path / "log.db"))
-    session, sse = await old.started(), await old.started()
+    server = await serve(SqliteLog(tmp_path / "log.db"))
+    session, sse = await server.started(), await server.started()
     socket = await session.bind(session.start)
     await socket.cross()
     stream = await sse.events(sse.start)
     await stream.block()
-    new = await serve(SqliteLog(tmp_path / "log.db"))
-    for each in (session, sse):
-        each.server = new
-        assert (await each.get(each.start)).reason == (404, "backend-lost")
-        each.server = old
+    other = await _fence(server, session, sse)
     with caplog.at_level(logging.CRITICAL, "gapless"):
         await session.backend.emit(note("x"))
         await sse.backend.emit(note("x"))
@@ -429,36 +441,34 @@ async def test_a_process_that_another_has_fenced_stops_serving_at_once(
         await soon(session.backend.closed.wait())
         await soon(sse.backend.closed.wait())
     for each in (session, sse):
-        assert (await each.post(2, note("x"))).reason == (404, "backend-lost")
-        assert (await each.get(each.start)).reason == (404, "backend-lost")
+        assert (await each.post(2, note("x"))).reason == (503, "limit"), "its owner may live, and is not here"
+        assert (await each.get(each.start)).reason == (503, "limit")
+    await server.log.leave(other)
+    for each in (session, sse):
+        assert (await each.post(2, note("x"))).json() == {"received": 2}, "it is anybody's, and so ours"
 
 
 @pytest.mark.rule("L8", "N1")
 async def test_a_message_posted_to_a_process_that_was_fenced_is_not_acknowledged(
     serve: Serve, tmp_path: Path
 ) -> None:
-    old = await serve(SqliteLog(tmp_path / "log.db"))
-    session = await old.started()
-    new = await serve(SqliteLog(tmp_path / "log.db"))
-    session.server = new
-    assert (await session.get(session.start)).reason == (404, "backend-lost")
-    session.server = old
-    answer = await session.post(2, request(7))
-    assert answer.status in (404, 503)
+    server = await serve(SqliteLog(tmp_path / "log.db"))
+    session = await server.started()
+    await _fence(server, session)
+    assert (await session.post(2, request(7))).reason == (503, "storage")
+    assert (await session.post(2, request(7))).reason == (503, "limit")
     assert len(session.backend.sent) == 1, "nor run"
-    assert (await session.post(2, request(7))).reason == (404, "backend-lost")
 
 
 @pytest.mark.rule("N1", "B9")
 async def test_a_session_that_was_fenced_keeps_no_other_from_expiring(serve: Serve, tmp_path: Path) -> None:
-    old = await serve(SqliteLog(tmp_path / "log.db"), session_expiry=100.0)
-    session, other = await old.started(), await old.started()
-    session.server = await serve(SqliteLog(tmp_path / "log.db"))
-    assert (await session.get(session.start)).reason == (404, "backend-lost")
+    server = await serve(SqliteLog(tmp_path / "log.db"), session_expiry=100.0)
+    session, other = await server.started(), await server.started()
+    await _fence(server, session)
     await session.backend.emit(note("x"))
     await soon(session.backend.closed.wait())
-    await _clean(old, 10_000)
-    assert list(old.app.sessions.all()) == [], "the one is expired, the other is not ours any more"
+    await _clean(server, 10_000)
+    assert list(server.app.sessions.all()) == [], "the one is not ours any more, the other is expired"
     assert (await other.get(other.start)).reason == (404, "session-expired")
 
 

@@ -606,8 +606,10 @@ async def test_a_backend_that_falls_behind_makes_a_socket_wait_and_loses_nothing
     server.backends.gate.clear()
     for number in range(2, 40):
         await socket.say(number, request(number))
-    while (await socket.control("received"))["received"] < 4:
+    while (await socket.control("received"))["received"] < 6:  # one is being handed over, four wait
         pass
+    refused = await session.post(7, request(7))
+    assert (refused.reason, refused.data["received"]) == ((503, "limit"), 6)
     server.backends.gate.set()
     assert [(await session.backend.take())["id"] for _ in range(2, 40)] == list(range(2, 40))
 

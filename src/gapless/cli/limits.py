@@ -14,7 +14,7 @@ import typer
 from gapless.cli.output import size, span
 from gapless.protocol.settings import Limits
 
-__all__ = ["with_limits"]
+__all__ = ["some_limits", "with_limits"]
 
 _HELP: Final = {
     "max_message_bytes": "The largest message, either way.",
@@ -27,23 +27,33 @@ _HELP: Final = {
     "keepalive": "How often a silent connection carries a sign of life.",
     "session_expiry": "How long a session lives without a connection.",
     "tombstone": "How long it is told why a session ended.",
+    "lease": "How long this process may show no life before another one on the log takes its sessions.",
 }
 
 
 def with_limits(command: Callable[..., None]) -> Callable[..., None]:
     """Give `command`, which takes `limits`, an option for each of them instead."""
-    options = [_option(field.name, field.default) for field in fields(Limits) if field.name in _HELP]
+    return some_limits(*_HELP)(command)
 
-    @wraps(command)
-    def wrapper(**given: Any) -> None:
-        limits = Limits(**{name: given.pop(name) for name in _HELP})
-        command(**given, limits=limits)
 
-    signature = inspect.signature(command, eval_str=True)
-    kept = [parameter for parameter in signature.parameters.values() if parameter.name != "limits"]
-    wrapper.__dict__["__signature__"] = signature.replace(parameters=[*kept, *options])
-    wrapper.__annotations__ = {parameter.name: parameter.annotation for parameter in [*kept, *options]}
-    return wrapper
+def some_limits(*names: str) -> Callable[[Callable[..., None]], Callable[..., None]]:
+    """Give a command, which takes `limits`, an option for each of those named instead."""
+
+    def decorate(command: Callable[..., None]) -> Callable[..., None]:
+        options = [_option(field.name, field.default) for field in fields(Limits) if field.name in names]
+
+        @wraps(command)
+        def wrapper(**given: Any) -> None:
+            limits = Limits(**{name: given.pop(name) for name in names})
+            command(**given, limits=limits)
+
+        signature = inspect.signature(command, eval_str=True)
+        kept = [parameter for parameter in signature.parameters.values() if parameter.name != "limits"]
+        wrapper.__dict__["__signature__"] = signature.replace(parameters=[*kept, *options])
+        wrapper.__annotations__ = {parameter.name: parameter.annotation for parameter in [*kept, *options]}
+        return wrapper
+
+    return decorate
 
 
 def _option(name: str, default: Any) -> inspect.Parameter:

@@ -139,11 +139,11 @@ async def _serve(app: Gapless, listening: socket.socket, started: Callable[[], N
     for number in (signal.SIGINT, signal.SIGTERM):
         signal.signal(number, stop)
     try:
-        await app.sessions.start()
+        await app.start()
         started()
         await server.serve(sockets=[listening])
     finally:
-        await app.sessions.close()
+        await app.close()
 
 
 def _leave_in_time(stopping: threading.Event) -> None:

@@ -6,6 +6,7 @@ import os
 import re
 import shutil
 import sys
+from dataclasses import replace
 from typing import TYPE_CHECKING, Annotated, Final, Literal
 
 import typer
@@ -50,9 +51,12 @@ def serve(
         ),
     ] = DEFAULT_LOG,
     on_backend_loss: Annotated[
-        Literal["supersede", "restart"],
-        typer.Option(help="When a session's MCP server is gone: supersede ends the session, and says so."),
-    ] = "supersede",
+        Literal["restart", "supersede"],
+        typer.Option(
+            help="When a session's MCP server is gone: restart gives it a fresh one, and answers what the "
+            "last one was at; supersede ends the session."
+        ),
+    ] = "restart",
     host: Annotated[
         str, typer.Option(help="The address to listen on.", rich_help_panel=_NETWORK)
     ] = "127.0.0.1",
@@ -82,8 +86,6 @@ def serve(
 
     Clients that speak only standard Streamable HTTP are served too, at the same URL.
     """
-    if on_backend_loss == "restart":
-        raise UsageError("--on-backend-loss restart comes in a later version", hint="leave it out")
     if not path.startswith("/"):
         raise UsageError(f"--path {path} does not start with /", hint=f"write --path /{path}")
 
@@ -96,6 +98,7 @@ def serve(
     store = open_log(log)
     shown = f"[{host}]" if ":" in host else host or "0.0.0.0"
     hosts = allowed_host or ([*LOOPBACK] if host in _ANY else [*LOOPBACK, shown.lower()])
+    limits = replace(limits, on_backend_loss=on_backend_loss)
     settings = Settings(path, limits, [name.lower() for name in hosts], allowed_origin or LOOPBACK)
     listening = bind(host, port)
     url = f"http://{shown}:{listening.getsockname()[1]}{path.rstrip('/')}"

@@ -25,7 +25,7 @@ from gapless.protocol.settings import Limits
 from gapless.server.live import as_write
 from gapless.server.sessions import own
 
-__all__ = ["SHORT", "log_file", "sessions"]
+__all__ = ["SHORT", "details", "log_file", "sessions"]
 
 T = TypeVar("T")
 
@@ -79,7 +79,7 @@ def show(session: _Prefix, *, log: _LogOption = DEFAULT_LOG, as_json: _Json = Fa
 
     async def run(store: Log) -> dict[str, Any]:
         stored = await _find(store, session)
-        return _details(stored, store)
+        return details(stored, store)
 
     found = _with_log(log, run)
     if as_json:
@@ -154,7 +154,7 @@ async def _find(store: Log, prefix: str) -> Stored:
 
 async def _end(store: Log, stored: Stored) -> Reason | None:
     """End a session in its log, and fence off whoever serves it; the reason, if it was over before."""
-    machine, principal, fence = await own(store, stored, Limits(), 0.0)
+    machine, principal, fence = await own(store, stored, Limits(), None, now=0.0, unix=time.time())
     over = machine.reason
     if over is None:
         machine.handle(End(Reason.SESSION_ENDED, ""), 0.0)
@@ -181,7 +181,7 @@ def _summary(stored: Stored, store: Log) -> dict[str, Any]:
     }
 
 
-def _details(stored: Stored, store: Log) -> dict[str, Any]:
+def details(stored: Stored, store: Log) -> dict[str, Any]:
     """What is known of a session and no secret, as its ticket is."""
     record = read_record(stored.record)
     return {

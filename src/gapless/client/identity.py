@@ -1,4 +1,4 @@
-"""Keeping IDs apart across client processes (N3): rewritten on the way out, restored on the way in.
+"""Keeping IDs apart across client processes (N3): marked on the way out, unmarked on the way in.
 
 Request IDs and progress tokens start at 1 in every process of the official SDK. A process that
 goes on with another's session marks its own, so that an answer to a dead process's request is
@@ -9,6 +9,8 @@ from __future__ import annotations
 
 from typing import Any, Final, cast
 
+from gapless.protocol.marks import Mark
+
 __all__ = ["Identity"]
 
 _SUBSCRIPTION: Final = "io.modelcontextprotocol/subscriptionId"
@@ -18,35 +20,24 @@ class Identity:
     """The marks of one client process: its number among those that have used the session."""
 
     def __init__(self, incarnation: int) -> None:
-        self._mark = f"p{incarnation}." if incarnation else ""
-
-    def _out(self, value: Any) -> Any:
-        if not self._mark or not isinstance(value, int | str) or isinstance(value, bool):
-            return value
-        return f"{self._mark}{'i' if isinstance(value, int) else 's'}{value}"
-
-    def _in(self, value: Any) -> Any:
-        if not self._mark or not isinstance(value, str) or not value.startswith(self._mark):
-            return value
-        kind, rest = value[len(self._mark) : len(self._mark) + 1], value[len(self._mark) + 1 :]
-        return int(rest) if kind == "i" else rest
+        self._mark = Mark(f"p{incarnation}." if incarnation else "")
 
     def owns(self, id: Any) -> bool:
         """Whether an answer under this wire ID is for this process."""
-        return not self._mark or (isinstance(id, str) and id.startswith(self._mark))
+        return self._mark.bears(id)
 
     def outgoing(self, message: dict[str, Any]) -> dict[str, Any]:
         """A message of the application, as it goes over the wire. The message is changed in place."""
         if not self._mark:
             return message
         if "method" in message and "id" in message:
-            message["id"] = self._out(message["id"])
+            message["id"] = self._mark.put_on(message["id"])
         params = _object(message.get("params"))
         meta = _object(params.get("_meta"))
         if "progressToken" in meta:
-            meta["progressToken"] = self._out(meta["progressToken"])
+            meta["progressToken"] = self._mark.put_on(meta["progressToken"])
         if message.get("method") == "notifications/cancelled" and "requestId" in params:
-            params["requestId"] = self._out(params["requestId"])
+            params["requestId"] = self._mark.put_on(params["requestId"])
         return message
 
     def incoming(self, message: dict[str, Any]) -> dict[str, Any]:
@@ -54,15 +45,15 @@ class Identity:
         if not self._mark:
             return message
         if "method" not in message and "id" in message:
-            message["id"] = self._in(message["id"])
+            message["id"] = self._mark.take_off(message["id"])
             meta = _object(_object(message.get("result")).get("_meta"))
         else:
             params = _object(message.get("params"))
             if message.get("method") == "notifications/progress" and "progressToken" in params:
-                params["progressToken"] = self._in(params["progressToken"])
+                params["progressToken"] = self._mark.take_off(params["progressToken"])
             meta = _object(params.get("_meta"))
         if _SUBSCRIPTION in meta:
-            meta[_SUBSCRIPTION] = self._in(meta[_SUBSCRIPTION])
+            meta[_SUBSCRIPTION] = self._mark.take_off(meta[_SUBSCRIPTION])
         return message
 
 

@@ -5,11 +5,10 @@ from __future__ import annotations
 from dataclasses import dataclass
 from enum import Enum
 
+from gapless.protocol.carried import LISTEN
 from gapless.protocol.jsonrpc import Envelope, Kind, RequestId
 
 __all__ = ["Inbox", "OpenRequest", "Verdict"]
-
-_LISTEN = "subscriptions/listen"
 
 
 class Verdict(Enum):
@@ -106,7 +105,7 @@ class Inbox:
         Which request a question belongs to is not always known: as many requests as there are
         open questions are taken to await the client.
         """
-        busy = sum(1 for request in self.open.values() if request.method != _LISTEN)
+        busy = sum(1 for request in self.open.values() if request.method != LISTEN)
         return busy > len(self.asked)
 
     def copy(self) -> Inbox:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
+from gapless.protocol.carried import Waiting
 from gapless.protocol.cursor import Link, Position
 from gapless.protocol.delivery import ConnectionId, Delivery
 from gapless.protocol.jsonrpc import Envelope, RequestId
@@ -19,15 +20,18 @@ __all__ = [
     "Emitted",
     "End",
     "Ending",
+    "Handed",
     "Handshake",
     "Input",
     "Known",
     "Listen",
+    "Lost",
     "Message",
     "Offered",
     "Probing",
     "Problem",
     "Refused",
+    "Revive",
     "Serving",
     "Stated",
     "Upgrade",
@@ -73,11 +77,34 @@ class Problem:
 
 @dataclass(frozen=True, slots=True)
 class Emitted:
-    """The backend emitted a message."""
+    """The backend emitted a message: its incarnation of that number, or, for 0, whichever runs."""
 
     data: bytes
     envelope: Envelope
     related: RequestId | None = None
+    incarnation: int = 0
+
+
+@dataclass(frozen=True, slots=True)
+class Handed:
+    """The backend has taken all that was dispatched to that incarnation."""
+
+    incarnation: int
+
+
+@dataclass(frozen=True, slots=True)
+class Lost:
+    """The backend is gone: by itself, or with the process that owned the session before (N2)."""
+
+    message: str
+    taken_over: bool = False
+
+
+@dataclass(frozen=True, slots=True)
+class Revive:
+    """A fresh backend may begin: it is told these, in their order, and then goes on (N2)."""
+
+    orders: tuple[Waiting, ...]
 
 
 @dataclass(frozen=True, slots=True)
@@ -163,7 +190,7 @@ class End:
     message: str
 
 
-Input = Emitted | Message | Listen | Upgrade | Handshake | Acked | Dropped | End
+Input = Emitted | Handed | Lost | Revive | Message | Listen | Upgrade | Handshake | Acked | Dropped | End
 
 
 # Effects ---------------------------------------------------------------------------------------
@@ -225,11 +252,15 @@ class Probing:
 
 @dataclass(frozen=True, slots=True)
 class Dispatch:
-    """Hand this message to the backend: it is durable, and this happens once (N1)."""
+    """Hand this message to that incarnation of the backend: it is durable, and this happens once (N1).
+
+    When all that came together are handed over, `Handed` says so. Number 0 is a replay.
+    """
 
     number: int
     data: bytes
     envelope: Envelope
+    incarnation: int
 
 
 Effect = Refused | Accepted | Stated | Offered | Serving | Ending | Probing | Dispatch

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections import deque
+from collections.abc import Iterable
 from dataclasses import dataclass
 from typing import Final
 
@@ -10,7 +11,7 @@ from gapless.protocol.block import encode_event
 from gapless.protocol.cursor import EventId, Link, link_after
 from gapless.protocol.settings import Limits
 
-__all__ = ["Outbox", "Pin", "Segment"]
+__all__ = ["Outbox", "Pin", "Run", "Segment"]
 
 _MARKS: Final = 64
 """Eviction works in steps of a limit's 64th part, so that no bookkeeping is kept per event."""
@@ -35,8 +36,15 @@ class Pin:
 
 
 @dataclass(slots=True)
-class _Mark:
-    """A run of events that is evicted together: its last event, its size, its age, whose it is."""
+class Run:
+    """A run of events that is evicted together.
+
+    Attributes:
+        last: its last event; `link` is the link there.
+        events, size: how many events it has, and how many bytes their blocks have.
+        at: when it began, in seconds: of Unix time in a log, of the machine's clock in a machine.
+        streams: the last event of each stream that has one in it, and the link there.
+    """
 
     last: int
     link: Link
@@ -82,18 +90,24 @@ class Outbox:
         self.evicted: dict[int, tuple[int, Link]] = {}
         """The last evicted event of each stream, and its link (M4)."""
         self._buffer = bytearray()
-        self._marks: deque[_Mark] = deque()
+        self._marks: deque[Run] = deque()
         self._bytes = 0
         self._moved = False
 
     def resume(
-        self, committed: int, link: Link, floor: int, floor_link: Link, acks: dict[int, int], now: float
+        self,
+        committed: int,
+        link: Link,
+        floor: int,
+        floor_link: Link,
+        acks: dict[int, int],
+        runs: Iterable[Run],
     ) -> None:
-        """Go on where a log ends; what it retains is one run for eviction."""
+        """Go on where a log ends, which retains these runs."""
         self.head = self.committed = committed
         self.link, self.floor, self.floor_link, self.acks = link, floor, floor_link, acks
-        if committed > floor:
-            self._marks.append(_Mark(committed, link, committed - floor, 0, now, {0: (committed, link)}))
+        self._marks.extend(runs)
+        self._bytes = sum(run.size for run in self._marks)
 
     def append(self, stream: int, event: str, data: bytes, limits: Limits, now: float) -> int:
         """Number, link and encode one event; return its number (L1, L5)."""
@@ -109,7 +123,7 @@ class Outbox:
             or mark.size >= limits.retain_bytes // _MARKS
             or now - mark.at >= limits.retain_seconds / _MARKS
         ):
-            mark = _Mark(self.head, self.link, 0, 0, now, {})
+            mark = Run(self.head, self.link, 0, 0, now, {})
             self._marks.append(mark)
         mark.last = self.head
         mark.link = self.link
@@ -186,7 +200,7 @@ class Outbox:
         self._moved = False
         return self.floor, self.floor_link
 
-    def _acked(self, mark: _Mark) -> bool:
+    def _acked(self, mark: Run) -> bool:
         """Whether every event of a mark is acked, each by its own stream's cursor (M4)."""
         return all(self.acks.get(stream, 0) >= last for stream, (last, _) in mark.streams.items())
 
@@ -200,7 +214,7 @@ class Outbox:
         other.evicted = dict(self.evicted)
         other._buffer = bytearray(self._buffer)
         other._marks = deque(
-            _Mark(m.last, m.link, m.events, m.size, m.at, dict(m.streams)) for m in self._marks
+            Run(m.last, m.link, m.events, m.size, m.at, dict(m.streams)) for m in self._marks
         )
         other._bytes, other._moved = self._bytes, self._moved
         return other

@@ -15,28 +15,31 @@ from typing import Final, assert_never
 import msgspec
 
 from gapless.protocol.block import encode_block
+from gapless.protocol.carried import HANDSHAKES, Carried, Waiting
 from gapless.protocol.cursor import START, EventId, Link, Position
 from gapless.protocol.delivery import ConnectionId, Delivery, Medium, Step, Untold, poll
 from gapless.protocol.door import Asked, Do, Door
-from gapless.protocol.inbox import Inbox
+from gapless.protocol.inbox import Inbox, OpenRequest
 from gapless.protocol.inbox import Verdict as Judgement
 from gapless.protocol.inputs import (
     Accepted,
     Acked,
     Cursor,
-    Dispatch,
     Dropped,
     Effect,
     Emitted,
     End,
     Ending,
+    Handed,
     Handshake,
     Input,
     Listen,
+    Lost,
     Message,
     Offered,
     Probing,
     Refused,
+    Revive,
     Serving,
     Stated,
     Upgrade,
@@ -44,6 +47,7 @@ from gapless.protocol.inputs import (
 )
 from gapless.protocol.jsonrpc import Kind, error_response
 from gapless.protocol.outbox import Outbox, Segment
+from gapless.protocol.recovery import hand_over, lost, revive, sift
 from gapless.protocol.refusal import CLOSE_FENCED, CLOSE_NORMAL, Reason, Refusal
 from gapless.protocol.seam import Cover, SessionState, cover
 from gapless.protocol.settings import Limits
@@ -87,12 +91,15 @@ class Session:
         self.inbox = Inbox()
         self.door = Door()
         self.streams = Streams()
+        self.carried = Carried()
+        self.dispatched = 0
+        """The highest message that may have been handed to a backend (N1)."""
         self.reason: Reason | None = None
         self.connections: dict[ConnectionId, Delivery] = {}
         self.idle_since = now
         self._taken = 0
         self._entries: list[Message] = []
-        self._dispatched: int | None = None
+        self._marked = 0
         self._changed = False
 
     # The log's side -------------------------------------------------------------------------------
@@ -101,7 +108,11 @@ class Session:
     def dirty(self) -> bool:
         """Whether there is anything that the log does not have yet."""
         return bool(
-            self._taken != self.outbox.head or self._entries or self._changed or self.outbox.floor_moved
+            self._taken != self.outbox.head
+            or self._entries
+            or self._changed
+            or self._marked != self.dispatched
+            or self.outbox.floor_moved
         )
 
     def take(self) -> Commit:
@@ -112,18 +123,19 @@ class Session:
             entries=tuple(self._entries),
             received=self.inbox.received,
             process=self.inbox.process,
-            dispatched=self._dispatched,
+            dispatched=self.dispatched if self._marked != self.dispatched else None,
             floor=self.outbox.take_floor(),
             record=self._changed,
         )
         self._taken = self.outbox.head
         self._entries.clear()
-        self._dispatched, self._changed = None, False
+        self._marked, self._changed = self.dispatched, False
         return commit
 
-    def resume_taken(self, committed: int) -> None:
+    def resume_taken(self, committed: int, dispatched: int) -> None:
         """The log holds everything up to `committed` already: a restored session."""
         self._taken = committed
+        self.dispatched = self._marked = dispatched
 
     def confirm(self, commit: Commit) -> None:
         """The log made `commit` durable: it may be told now."""
@@ -141,6 +153,12 @@ class Session:
         match input:
             case Emitted():
                 return self._emitted(input, now)
+            case Handed():
+                return self._handed(input)
+            case Lost():
+                return lost(self, input, now)
+            case Revive():
+                return revive(self, input, now)
             case Message():
                 return self._message(input, now)
             case Listen():
@@ -160,7 +178,9 @@ class Session:
 
     def evict(self, now: float) -> None:
         """Apply retention (L4)."""
-        self.outbox.evict(self.limits, now)
+        floor = self.outbox.floor
+        if self.outbox.evict(self.limits, now) > floor and self.view is View.STREAM:
+            self._changed = True  # which streams it struck is in the record (M4)
         self.streams.forget(self.outbox)
 
     def expired(self, now: float) -> bool:
@@ -179,7 +199,8 @@ class Session:
             return None
         return self.refusal(self.reason, f"the session is over: {self.reason}")
 
-    def _append(self, stream: int, event: str, data: bytes, now: float) -> int:
+    def append(self, stream: int, event: str, data: bytes, now: float) -> int:
+        """Append one event to a stream; its number."""
         seq = self.outbox.append(stream, event, data, self.limits, now)
         self.streams.note(stream, seq)
         return seq
@@ -189,25 +210,36 @@ class Session:
     def _emitted(self, input: Emitted, now: float) -> list[Effect]:
         if self.door.state is SessionState.TERMINATED:
             return []
-        envelope = input.envelope
+        sifted = sift(self, input, now)
+        if not isinstance(sifted, Emitted):
+            return sifted
+        data, envelope = sifted.data, sifted.envelope
         stream = 0
         if envelope.kind is Kind.RESPONSE:
             # A result nobody waits for (settled, cancelled, of a dead incarnation) enters no log (L7, M8).
             request = self.inbox.settle(envelope.id)
             if request is None:
                 return []
-            self._append(request.stream, "message", input.data, now)
+            if request.method in HANDSHAKES:
+                self.carried.tell(request.method, request.number, data)
+            self.carried.answered = True
+            self.append(request.stream, "message", data, now)
             self.streams.finish(request.stream)
             self.idle_since = now  # its client has the whole expiry to fetch it
             self._changed = True
             return []
         if self.view is View.STREAM:
             listening = any(c.stream == 0 for c in self.connections.values())
-            stream = self.streams.route(self.inbox, envelope, input.related, listening)
-        seq = self._append(stream, "message", input.data, now)
+            stream = self.streams.route(self.inbox, envelope, sifted.related, listening)
+        seq = self.append(stream, "message", data, now)
         self.inbox.note_backend(envelope, seq)
         self.streams.ask(stream, envelope, seq)
         return []
+
+    def _handed(self, input: Handed) -> list[Effect]:
+        if input.incarnation == self.carried.incarnation:
+            self.carried.handing = False
+        return hand_over(self)
 
     # Client → backend -----------------------------------------------------------------------------
 
@@ -286,8 +318,7 @@ class Session:
         cancelled = self.inbox.note_client(envelope)
         if cancelled is not None:
             self.streams.finish(cancelled.stream)
-        effects: list[Effect] = [Dispatch(number, input.data, envelope)]
-        self._dispatched = number
+        effects: list[Effect] = []
         if envelope.kind is Kind.REQUEST and self.view is View.STREAM:
             assert input.answer_on is not None
             stream = self.streams.open()
@@ -297,7 +328,8 @@ class Session:
             if envelope.kind is Kind.REQUEST:
                 self.inbox.open_request(envelope, number, 0)
             effects.append(Accepted(number))
-        return effects
+        self.carried.waiting.append(Waiting(number, input.data, envelope))
+        return hand_over(self) + effects
 
     def _take_problem(self, input: Message, connection: Delivery | None, now: float) -> list[Effect]:
         """A message refused under a valid number uses the number; its error is an event (L6)."""
@@ -309,7 +341,7 @@ class Session:
             request = problem.request
             if request is not None and request.id not in self.inbox.open:
                 error = error_response(request.id, -32600, problem.message, {"reason": problem.reason.value})
-                self._append(0, "message", error, now)
+                self.append(0, "message", error, now)
             self._refuse_on(connection, input, refused, self.inbox.received)
         return [refused]
 
@@ -358,7 +390,7 @@ class Session:
 
     def _burn(self, input: Listen, now: float) -> list[Effect]:
         """B1: the one-way door. Settle, supersede, and serve what is left after the cursor."""
-        data = self._terminate(Reason.SESSION_SUPERSEDED, "non-resumable-boundary", "", now)
+        data = self.terminate(Reason.SESSION_SUPERSEDED, "non-resumable-boundary", "", now)
         if input.cursor is None:
             return [Ending(encode_block("session-superseded", data))]
         return [self._serve(input.connection, input.cursor, self.outbox.head, now)]
@@ -411,6 +443,7 @@ class Session:
                 other.retry, other.close = _SUPERSEDED_RETRY, CLOSE_NORMAL  # M3: the newer one wins
         if primed:
             self.streams.prime(stream, here)
+            self._changed = True
         delivery = Delivery(
             connection,
             Medium.EVENTS,
@@ -446,7 +479,7 @@ class Session:
                 self.door.show(input.nonce)
                 self._changed = True
             case Do.BURN:
-                self._terminate(Reason.SESSION_SUPERSEDED, "non-resumable-boundary", "", now)
+                self.terminate(Reason.SESSION_SUPERSEDED, "non-resumable-boundary", "", now)
                 return [
                     self.refusal(Reason.SESSION_SUPERSEDED, "an upgrade is pending: this token is burned")
                 ]
@@ -485,7 +518,7 @@ class Session:
         """The commit point's first half: ack the proven cursor (C4), append `U`, pin `(c, U]`."""
         self._ack(0, cursor)
         data = msgspec.json.encode({"negotiation": nonce, "ticket": ticket, "url": url})
-        event = self._append(0, "upgrade-accepted", data, now)
+        event = self.append(0, "upgrade-accepted", data, now)
         self.outbox.pin_gap(cursor, event, now + self.limits.upgrade_window)
         for connection in self.connections.values():
             if connection.medium is Medium.EVENTS and connection.stop is None:
@@ -600,7 +633,9 @@ class Session:
             return [unproven]
         seq = input.cursor.stated.seq
         self._ack(0, seq)
-        if connection is not None and connection.gate is not None:
+        if connection is None:
+            self._changed = True  # it is answered with, so it is durable first
+        elif connection.gate is not None:
             if seq >= connection.gate:
                 connection.gate = None
             elif seq > connection.gate_floor:
@@ -628,26 +663,38 @@ class Session:
         over = self.ended()
         if over is not None:
             return [over]
-        self._terminate(input.reason, input.reason.value, input.message, now)
+        self.terminate(input.reason, input.reason.value, input.message, now)
         return []
 
-    def _terminate(self, reason: Reason, told: str, message: str, now: float) -> bytes:
+    def terminate(self, reason: Reason, told: str, message: str, now: float) -> bytes:
         """One step: all that is open settled, the terminal event appended, no more accepted (B1, B9, L7)."""
         if self.door.state is not SessionState.TERMINATED:
             self.door.take(Asked.END)
-        text = message or f"the session ended ({told})"
         for request in list(self.inbox.open.values()):
-            error = error_response(
-                request.id, -32000, f"{text}; the outcome is unknown", {"reason": "outcome-unknown"}
-            )
-            self._append(request.stream, "message", error, now)
-            self.streams.finish(request.stream)
-        self.inbox.open.clear()
+            self.settle_unknown(request, message or f"the session ended ({told})", now)
+        self.carried.waiting.clear()
         data = msgspec.json.encode({"reason": told, "retryable": False, "action": "open-new-session"})
         if self.view is View.SESSION:
-            self._append(0, "session-superseded", data, now)
+            self.append(0, "session-superseded", data, now)
         self.reason, self._changed = reason, True
         return data
+
+    def settle_unknown(self, request: OpenRequest, why: str, now: float) -> None:
+        """Settle an open request that nobody will answer (L7)."""
+        told = f"{why}; the outcome is unknown"
+        error = error_response(request.id, -32000, told, {"reason": "outcome-unknown"})
+        self.inbox.settle(request.id)
+        self.append(request.stream, "message", error, now)
+        self.streams.finish(request.stream)
+
+    def note_dispatched(self, number: int) -> None:
+        """Messages up to this one may be handed over from the next commit on (N1)."""
+        self.dispatched = number
+        self._changed = True
+
+    def touch(self) -> None:
+        """The record has changed."""
+        self._changed = True
 
     # Delivery -------------------------------------------------------------------------------------
 
@@ -665,8 +712,9 @@ class Session:
         other = Session(self.view, self.outbox.link, self.limits, self.durability, self.idle_since)
         other.outbox, other.inbox = self.outbox.copy(), self.inbox.copy()
         other.door, other.streams = self.door.copy(), self.streams.copy()
+        other.carried, other.dispatched = self.carried.copy(), self.dispatched
         other.reason = self.reason
         other.connections = {id: delivery.copy() for id, delivery in self.connections.items()}
         other._taken, other._entries = self._taken, list(self._entries)
-        other._dispatched, other._changed = self._dispatched, self._changed
+        other._marked, other._changed = self._marked, self._changed
         return other

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
-from typing import Any
+from typing import Any, Literal
 
 __all__ = ["Limits"]
 
@@ -32,6 +32,10 @@ class Limits:
     """How long a session lives without a connection (§8)."""
     tombstone: float = 24 * 3600.0
     """How long an ended session's reason is told (B4)."""
+    lease: float = 10.0
+    """How long a process may show no life before another one takes its sessions (N1)."""
+    on_backend_loss: Literal["restart", "supersede"] = "restart"
+    """What becomes of a session whose MCP server is gone: it gets a fresh one, or it ends (N2)."""
     retry: float = 1.0
     """The `retry:` of the stream view's event streams (C6), whose clients give up after two failures."""
     max_inbox: int = 1024

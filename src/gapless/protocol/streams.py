@@ -8,7 +8,7 @@ from typing import Final
 from gapless.protocol.cursor import EventId, Link
 from gapless.protocol.inbox import Inbox
 from gapless.protocol.jsonrpc import Envelope, Kind, RequestId
-from gapless.protocol.outbox import Outbox
+from gapless.protocol.outbox import Outbox, Run
 
 __all__ = ["Streams"]
 
@@ -39,9 +39,26 @@ class Streams:
         self._running.add(stream)
         return stream
 
-    def resume(self, next: int, running: Iterable[int]) -> None:
-        """Go on with the streams of a restored session."""
+    def resume(
+        self, next: int, running: Iterable[int], runs: Iterable[Run], questions: Iterable[int]
+    ) -> None:
+        """Go on with the streams of a restored session, whose log retains these runs."""
         self.next, self._running = next, set(running)
+        self._questions = frozenset(questions)
+        for run in runs:
+            for stream, (last, _) in run.streams.items():
+                self._last[stream] = last
+        self._done = {stream: None for stream in self._last if stream and stream not in self._running}
+
+    @property
+    def running(self) -> frozenset[int]:
+        """Streams of requests that are open."""
+        return frozenset(self._running)
+
+    @property
+    def questions(self) -> frozenset[int]:
+        """Events of the standalone stream that are requests to the client (M3)."""
+        return self._questions
 
     def opened(self, stream: int) -> bool:
         """Whether a stream of this number was ever opened (M1)."""
@@ -72,9 +89,13 @@ class Streams:
         while len(primes) > _PRIMES:
             del primes[next(iter(primes))]
 
+    def primes(self, stream: int) -> dict[int, Link]:
+        """The positions that a stream's connections were primed with, and their links."""
+        return self._primes.get(stream, {})
+
     def primed(self, stream: int, seq: int) -> Link | None:
         """The link of a position that a connection of this stream was primed with."""
-        return self._primes.get(stream, {}).get(seq)
+        return self.primes(stream).get(seq)
 
     def route(self, inbox: Inbox, envelope: Envelope, related: RequestId | None, listening: bool) -> int:
         """The stream of a message that is no response (M1).

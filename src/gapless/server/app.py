@@ -14,6 +14,7 @@ from gapless.log.base import Log
 from gapless.protocol.settings import Limits
 from gapless.server.access import LOOPBACK, Access
 from gapless.server.door import SessionView
+from gapless.server.relay import Doorway
 from gapless.server.sessions import Sessions
 from gapless.server.streams import StreamView
 
@@ -44,6 +45,22 @@ class Gapless(Starlette):
     """
 
     sessions: Sessions
+    doorway: Doorway
+
+    async def start(self) -> None:
+        """Begin to serve: open the log, start what all sessions share.
+
+        Raises:
+            GaplessError: the log cannot be opened, or the MCP server not be started.
+        """
+        await self.sessions.start(self.doorway.open)
+
+    async def close(self) -> None:
+        """End what is still being served, and release the log."""
+        try:
+            await self.doorway.close()
+        finally:
+            await self.sessions.close()
 
 
 def build(log: Log, backends: BackendFactory, settings: Settings) -> Gapless:
@@ -55,11 +72,11 @@ def build(log: Log, backends: BackendFactory, settings: Settings) -> Gapless:
 
     @asynccontextmanager
     async def lifespan(_: Starlette) -> AsyncGenerator[None]:
-        await sessions.start()
         try:
+            await app.start()
             yield
         finally:
-            await sessions.close()
+            await app.close()
 
     app = Gapless(
         routes=[
@@ -75,4 +92,5 @@ def build(log: Log, backends: BackendFactory, settings: Settings) -> Gapless:
         lifespan=lifespan,
     )
     app.sessions = sessions
+    app.doorway = Doorway(app, settings.limits.max_message_bytes)
     return app

@@ -72,7 +72,7 @@ class SessionView(Endpoint):
         if token is None:
             await self._open(scope, receive, send)
             return
-        found = await self._find(token, headers, View.SESSION, "this is a stream-view session: use /mcp")
+        found = await self._find(scope, token, View.SESSION, "this is a stream-view session: use /mcp")
         if scope["type"] == "websocket":
             await self._socket(found, scope, receive, send)
             return

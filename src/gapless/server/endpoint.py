@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 from abc import ABC, abstractmethod
 
 from starlette.datastructures import Headers
@@ -12,10 +13,19 @@ from gapless.protocol.refusal import Reason, Refusal
 from gapless.protocol.session import View
 from gapless.server.access import Access
 from gapless.server.live import Live, StorageFault
-from gapless.server.sessions import Sessions
+from gapless.server.relay import RELAYED, pass_on
+from gapless.server.sessions import Elsewhere, Sessions
 from gapless.server.wire import ClientGoneError, RefusedRequest, refuse
 
 __all__ = ["Endpoint"]
+
+
+class PassedOn(Exception):
+    """Another process is to answer."""
+
+    def __init__(self, to: Elsewhere) -> None:
+        super().__init__()
+        self.to = to
 
 
 class Endpoint(ABC):
@@ -29,7 +39,10 @@ class Endpoint(ABC):
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
         """One request, or one handshake."""
         try:
-            await self._route(scope, receive, send)
+            try:
+                await self._route(scope, receive, send)
+            except PassedOn as elsewhere:
+                await self._pass_on(elsewhere.to, scope, receive, send)
         except RefusedRequest as error:
             await refuse(scope, receive, send, error.refusal, error.headers)
         except (StorageFault, StorageError) as error:
@@ -37,12 +50,34 @@ class Endpoint(ABC):
         except ClientGoneError:
             pass  # nobody is left to answer
 
+    async def _pass_on(self, to: Elsewhere, scope: Scope, receive: Receive, send: Send) -> None:
+        """Another process owns the session: it answers, unless it shows no life until its lease is over (N1).
+
+        Raises:
+            RefusedRequest: the session has changed hands meanwhile, more than once.
+        """
+        given_up = asyncio.ensure_future(to.silence())
+        try:
+            again = await pass_on(
+                to.address, scope, receive, send, given_up=given_up, limit=self._limits.max_message_bytes
+            )
+        finally:
+            given_up.cancel()
+        if again is None:
+            return
+        try:
+            await self._route(scope, again, send)
+        except PassedOn:
+            text = "the process that serves this session does not answer"
+            raise RefusedRequest(Refusal(Reason.LIMIT, text)) from None
+
     @abstractmethod
     async def _route(self, scope: Scope, receive: Receive, send: Send) -> None:
         """Answer one request.
 
         Raises:
             RefusedRequest: the first refusal of §8's order that applies.
+            PassedOn: another process answers; nothing has been read or sent.
         """
 
     def _admit(self, headers: Headers) -> None:
@@ -53,14 +88,20 @@ class Endpoint(ABC):
         if self._sessions.draining:
             raise RefusedRequest(Refusal(Reason.LIMIT, "the server is shutting down"))
 
-    async def _find(self, token: str, headers: Headers, view: View, elsewhere: str) -> Live:
+    async def _find(self, scope: Scope, token: str, view: View, elsewhere: str) -> Live:
         """The principal's session of this view that is not over, in that order."""
-        found = await self._sessions.find(token, self._access.principal(headers))
+        found = await self._sessions.find(token, self._access.principal(Headers(scope=scope)))
         if isinstance(found, Refusal):
             raise RefusedRequest(found)
+        if isinstance(found, Elsewhere):
+            if scope.get(RELAYED):
+                text = "this session has just changed hands"
+                raise RefusedRequest(Refusal(Reason.LIMIT, text))
+            raise PassedOn(found)
         if found.machine.view is not view:
             raise RefusedRequest(found.machine.refusal(Reason.WRONG_VIEW, elsewhere).refusal)
         over = found.machine.ended()
         if over is not None:
+            await found.durable()  # nobody is told of an end that a restart might not find (L2)
             raise RefusedRequest(over.refusal)
         return found

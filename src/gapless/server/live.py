@@ -20,6 +20,7 @@ from typing import Final, TypeVar
 from gapless.backends.base import Backend, BackendFactory
 from gapless.errors import BackendError, ConflictError, GaplessError, StorageError
 from gapless.log.base import Digest, Entry, Log, SessionKey, Write
+from gapless.protocol.carried import LISTEN, Phase, Waiting
 from gapless.protocol.cursor import Position
 from gapless.protocol.delivery import ConnectionId, Delivery
 from gapless.protocol.inputs import (
@@ -29,20 +30,24 @@ from gapless.protocol.inputs import (
     Effect,
     Emitted,
     End,
+    Handed,
     Handshake,
     Input,
     Known,
     Listen,
+    Lost,
     Probing,
     Refused,
+    Revive,
     Serving,
     Upgrade,
     Verdict,
 )
-from gapless.protocol.jsonrpc import Envelope, Kind, RequestId, error_response
+from gapless.protocol.jsonrpc import Envelope, Kind, RequestId, error_response, peek
 from gapless.protocol.record import write_record
 from gapless.protocol.refusal import CLOSE_RESTART, Reason
 from gapless.protocol.session import Commit, Session
+from gapless.server.lease import Lease
 
 __all__ = ["Live", "StorageFault", "as_write"]
 
@@ -50,6 +55,10 @@ _log: Final = logging.getLogger("gapless.live")
 _PENDING: Final = 1024 * 1024
 """Bytes not yet durable above which the backend is made to wait."""
 _RETRY_STORAGE: Final = 0.25
+_REPLAY: Final = 30.0
+"""Seconds that a fresh backend has to take what is replayed to it."""
+_BACKOFF: Final = 0.25
+"""Seconds before a backend is started anew that was of no use the last time; four times that the next."""
 _CUT_AFTER: Final = 1.0
 """Seconds that a connection which is to end may take over a write before it is cut."""
 _PROBES: Final = 3
@@ -73,6 +82,7 @@ class Live:
         machine: Session,
         log: Log,
         backends: BackendFactory,
+        lease: Lease,
         fence: int = 0,
     ) -> None:
         self.key = key
@@ -81,6 +91,7 @@ class Live:
         self.log = log
         self.fence = fence
         """The number this process writes under; a higher one in the log shuts it out (N1)."""
+        self._lease = lease
         self.clock: Callable[[], float] = asyncio.get_running_loop().time
         self._backends = backends
         self._backend: Backend | None = None
@@ -96,7 +107,9 @@ class Live:
         self._cuts: dict[ConnectionId, Callable[[], object]] = {}
         self._connections = 0
         self._closed = False
-        self._closing: asyncio.Task[None] | None = None
+        self._closing: set[asyncio.Task[None]] = set()
+        self._reviving: asyncio.Task[None] | None = None
+        self._overdue: asyncio.TimerHandle | None = None
         self.stale = False
 
     # Inputs --------------------------------------------------------------------------------------
@@ -141,8 +154,6 @@ class Live:
         for effect in effects:
             if isinstance(effect, Dispatch):
                 self._dispatches.append((self._version, effect))
-                if self.crowded:
-                    self._room.clear()
                 self._start_dispatcher()
         self._start_committer()
         if not isinstance(input, Emitted):
@@ -152,6 +163,7 @@ class Live:
     async def uncrowded(self) -> None:
         """Wait until the backend has caught up enough for another message."""
         while self.crowded and not self._closed and self.machine.reason is None:
+            self._room.clear()
             await self._room.wait()
 
     async def _probe(self, delivery: Delivery) -> Verdict:
@@ -173,7 +185,8 @@ class Live:
     @property
     def crowded(self) -> bool:
         """Whether too many accepted messages wait for the backend."""
-        return len(self._dispatches) >= self.machine.limits.max_inbox
+        waiting = len(self._dispatches) + len(self.machine.carried.waiting)
+        return waiting >= self.machine.limits.max_inbox
 
     # Connections ---------------------------------------------------------------------------------
 
@@ -269,18 +282,20 @@ class Live:
                 self._release(None)
                 self.wake()
         except ConflictError as error:
-            self._abandon(f"another process writes this session: {error}")
+            self.abandon(f"another process writes this session: {error}")
         except Exception as error:
             _log.exception("session %s: the commit failed", self.key.hex()[:8])
-            self._abandon(f"the commit failed: {error}")
+            self.abandon(f"the commit failed: {error}")
         finally:
             self._committer = None
         if not self.machine.dirty:
             self._durable = self._version
             self._release(None)
 
-    def _abandon(self, message: str) -> None:
+    def abandon(self, message: str) -> None:
         """What this process knows of the session is not what the log holds: stop serving it at once (N1)."""
+        if self.stale:
+            return
         _log.error("session %s: %s", self.key.hex()[:8], message)
         self.stale = True
         self.close_backend()
@@ -293,6 +308,9 @@ class Live:
         """Commit, trying again while the store is unable to: what is pending is never dropped."""
         while True:
             try:
+                await self._lease.ensure()
+                if self.stale:
+                    raise ConflictError("it was taken over while this process gave no sign of life")
                 await self.log.commit(self.key, write)
             except StorageError as error:
                 _log.error("session %s: %s", self.key.hex()[:8], error.line)
@@ -324,40 +342,70 @@ class Live:
         """Hand accepted messages to the backend, in order, each once and only when durable (N1)."""
         while self._dispatches:
             version, item = self._dispatches[0]
-            while self._durable < version:
-                try:
-                    await self.durable()
-                except StorageFault:
-                    if self.stale:
-                        return
-                    # It is being tried again; until it is durable nothing is handed over.
-            self._dispatches.popleft()
-            if not self.crowded:
-                self._room.set()
-            if self.machine.reason is not None or self._closed:
+            if not await self._may_hand_over(version) or self.machine.reason is not None or self._closed:
                 return
+            wanted = item.incarnation == self.machine.carried.incarnation
             try:
-                if self._backend is None:
-                    self._backend = await self._backends.open(self)
+                if wanted and self._backend is None:
+                    await self._start_backend(item.incarnation)
+                    continue  # that took its time: whether this may be handed over is asked again
+                self._dispatches.popleft()
+                if not self.crowded:
+                    self._room.set()
+                if not wanted or self._backend is None:
+                    continue  # what it was for is gone, and so the message is settled
                 await self._backend.send(item.data, item.envelope)
             except BackendError as error:
-                await self.lost(error.line)
+                self.lose(error.line, item.incarnation)
             except Exception as error:
                 _log.exception("session %s: its MCP server failed", self.key.hex()[:8])
-                await self.lost(f"the MCP server failed: {error}")  # or its requests would wait for ever (L7)
+                # or its requests would wait for ever (L7)
+                self.lose(f"the MCP server failed: {error}", item.incarnation)
+            if not self._dispatches:
+                self.offer(Handed(item.incarnation))
 
-    async def emit(self, data: bytes, envelope: Envelope, related: RequestId | None) -> None:
-        """The backend emitted a message (`Sink`)."""
+    async def _start_backend(self, incarnation: int) -> None:
+        """Start a backend; one that nobody wants any more by the time it runs is closed again.
+
+        Raises:
+            BackendError: it cannot be started.
+        """
+        self._backend = await self._backends.open(_Voice(self, incarnation))
+        superseded = incarnation != self.machine.carried.incarnation
+        if superseded or self.stale or self._closed or self.machine.reason is not None:
+            self.close_backend()
+
+    async def _may_hand_over(self, version: int) -> bool:
+        """Wait until what led to a dispatch is durable and the lease is held; whether both came to be."""
+        while True:
+            try:
+                if self._durable < version:
+                    await self.durable()
+                await self._lease.ensure()
+            except StorageFault:
+                if self.stale:
+                    return False
+                # It is being tried again; until it is durable nothing is handed over.
+            except StorageError:
+                await asyncio.sleep(_RETRY_STORAGE)
+            else:
+                if self._durable >= version:
+                    return not self.stale
+
+    async def emit(
+        self, data: bytes, envelope: Envelope, related: RequestId | None, incarnation: int
+    ) -> None:
+        """The backend's incarnation of that number emitted a message."""
         limit = self.machine.limits.max_message_bytes
         if len(data) > limit:
-            await self._refuse_large(len(data), envelope)
+            await self._refuse_large(len(data), envelope, incarnation)
             return
-        self.offer(Emitted(data, envelope, related))
+        self.offer(Emitted(data, envelope, related, incarnation))
         while self.machine.outbox.pending > _PENDING and not self.stale:
             with suppress(StorageFault):  # it is being tried again; until then the backend waits
                 await self.durable()
 
-    async def _refuse_large(self, size: int, envelope: Envelope) -> None:
+    async def _refuse_large(self, size: int, envelope: Envelope, incarnation: int) -> None:
         """W5: above the limit nothing is sent; a result becomes an error on its own request."""
         limit = self.machine.limits.max_message_bytes
         text = f"the server's message of {size} bytes is above the limit of {limit}"
@@ -365,16 +413,67 @@ class Live:
         error = error_response(envelope.id, -32603, text, {"reason": Reason.TOO_LARGE.value})
         match envelope.kind:
             case Kind.RESPONSE:
-                self.offer(Emitted(error, Envelope(Kind.RESPONSE, id=envelope.id)))
+                self.offer(Emitted(error, Envelope(Kind.RESPONSE, id=envelope.id), None, incarnation))
             case Kind.REQUEST if self._backend is not None:
                 await self._backend.send(error, Envelope(Kind.RESPONSE, id=envelope.id))
             case _:
                 pass
 
-    async def lost(self, message: str) -> None:
-        """The backend is gone (`Sink`): every open request is told, and the session ends (L7, N2)."""
+    def lose(self, message: str, incarnation: int) -> None:
+        """The backend of that number is gone: what it had is settled, and a fresh one begins (L7, N2)."""
+        if incarnation != self.machine.carried.incarnation or self.machine.carried.phase is Phase.DOWN:
+            return
         _log.warning("session %s: %s", self.key.hex()[:8], message)
-        self.offer(End(Reason.BACKEND_LOST, message))
+        self.close_backend()
+        self.offer(Lost(message))
+        self._go_on()
+
+    async def take_over(self) -> None:
+        """Go on with a session of an earlier process, which is gone with its backend (N2).
+
+        Raises:
+            StorageFault: the log refused it just now.
+        """
+        try:
+            await self.put(Lost("the server was restarted, and its MCP server with it", taken_over=True))
+        finally:
+            self._go_on()
+
+    def _go_on(self) -> None:
+        if self.machine.reason is None and not self._closed:
+            self._reviving = asyncio.create_task(self._revive())
+
+    async def _revive(self) -> None:
+        """Start a fresh backend with what the last one was told."""
+        carried = self.machine.carried
+        incarnation = carried.incarnation
+        if carried.futile:
+            await asyncio.sleep(_BACKOFF * 4 ** (carried.futile - 1))
+        orders: tuple[Waiting, ...] | None = None
+        while orders is None:
+            try:
+                await self.durable()
+                orders = await self._orders()
+            except (StorageFault, StorageError):
+                if self.stale:
+                    return
+                await asyncio.sleep(_RETRY_STORAGE)
+        self.offer(Revive(orders))
+        self._overdue = asyncio.get_running_loop().call_later(_REPLAY, self._give_up, incarnation)
+
+    async def _orders(self) -> tuple[Waiting, ...]:
+        """What a fresh backend is told, in the order in which the client said it."""
+        machine = self.machine
+        listens = (request.number for request in machine.inbox.open.values() if request.method == LISTEN)
+        told = {n for n in (*machine.carried.orders.values(), *listens) if n <= machine.dispatched}
+        found = [await self.log.entries(self.key, number - 1, 1) for number in sorted(told)]
+        return tuple(Waiting(entry.number, entry.data, peek(entry.data)) for (entry,) in found)
+
+    def _give_up(self, incarnation: int) -> None:
+        carried = self.machine.carried
+        if carried.incarnation == incarnation and carried.phase is Phase.REPLAYING:
+            message = f"a fresh MCP server did not take in {_REPLAY:.0f} s what the last one had been told"
+            self.lose(message, incarnation)
 
     async def end(self, reason: Reason, message: str = "") -> list[Effect]:
         """End the session; its backend is closed behind it."""
@@ -387,22 +486,41 @@ class Live:
         """Begin to close the backend, if there is one; that is bounded, and `close` waits for it."""
         backend, self._backend = self._backend, None
         if backend is not None:
-            self._closing = asyncio.create_task(backend.close())
+            closing = asyncio.create_task(backend.close())
+            self._closing.add(closing)
+            closing.add_done_callback(self._closing.discard)
 
     async def close(self) -> None:
         """Stop serving: finish what is being committed, close the backend."""
         self._closed = True
-        if self._dispatcher is not None:
-            self._dispatcher.cancel()
+        tasks = [task for task in (self._dispatcher, self._reviving) if task is not None]
+        for task in tasks:
+            task.cancel()
+        if self._overdue is not None:
+            self._overdue.cancel()
         self.close_backend()
-        if self._closing is not None:
-            await self._closing
+        await asyncio.gather(*tasks, return_exceptions=True)  # one may be starting a backend
+        await asyncio.gather(*self._closing)
         if self._committer is not None:
             try:
                 async with asyncio.timeout(2.0):
                     await asyncio.shield(self._committer)
             except TimeoutError:
                 self._committer.cancel()
+
+
+class _Voice:
+    """One incarnation of a backend, as its session hears it (`Sink`)."""
+
+    def __init__(self, live: Live, incarnation: int) -> None:
+        self._live = live
+        self._incarnation = incarnation
+
+    async def emit(self, data: bytes, envelope: Envelope, related: RequestId | None) -> None:
+        await self._live.emit(data, envelope, related, self._incarnation)
+
+    async def lost(self, message: str) -> None:
+        self._live.lose(message, self._incarnation)
 
 
 def as_write(commit: Commit, record: bytes | None, fence: int) -> Write:

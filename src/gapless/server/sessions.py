@@ -7,32 +7,42 @@ import hashlib
 import logging
 import secrets
 import time
-from collections.abc import Iterable
-from dataclasses import dataclass
+from collections.abc import Awaitable, Callable, Iterable
+from contextlib import suppress
+from dataclasses import dataclass, replace
+from functools import partial
 from typing import Final
 
 from gapless.backends.base import BackendFactory
-from gapless.errors import StorageError
-from gapless.log.base import Log, SessionKey, Stored
+from gapless.errors import ConflictError, StorageError
+from gapless.log.base import Log, Owner, OwnerId, SessionKey, Stored
+from gapless.protocol.carried import Waiting
 from gapless.protocol.cursor import LINK_BYTES, Link
-from gapless.protocol.record import read_record, restore, write_record
+from gapless.protocol.jsonrpc import peek
+from gapless.protocol.record import Retained, read_record, restore, write_record
 from gapless.protocol.refusal import Reason, Refusal
 from gapless.protocol.session import Session, View
 from gapless.protocol.settings import Limits
+from gapless.server.lease import Lease
 from gapless.server.live import Live, StorageFault
+from gapless.server.relay import Reach, bury, reachable
 
-__all__ = ["Sessions", "own"]
+__all__ = ["Elsewhere", "Sessions", "own"]
 
 _log: Final = logging.getLogger("gapless.sessions")
+_SWEEP: Final = 60.0
+"""Seconds between two looks at what dead processes have left behind."""
+_CONTENDERS: Final = 5
+"""Times that a session's owner may change under the eyes of somebody who looks for it."""
 
 
 @dataclass(frozen=True, slots=True)
-class Tombstone:
-    """An ended session: its reason is told until `until` (B4)."""
+class Elsewhere:
+    """A session that another process owns, which lives as far as anybody knows (N1)."""
 
-    principal: str
-    refusal: Refusal
-    until: float
+    address: str
+    silence: Callable[[], Awaitable[None]]
+    """Returns when that process has shown no life for as long as a lease."""
 
 
 class Sessions:
@@ -43,26 +53,55 @@ class Sessions:
         self.backends = backends
         self.limits = limits
         self._live: dict[SessionKey, Live] = {}
-        self._tombstones: dict[SessionKey, Tombstone] = {}
-        self._loading: dict[SessionKey, asyncio.Task[None]] = {}
+        self._loading: dict[SessionKey, asyncio.Task[Live | Elsewhere | None]] = {}
+        self._orphans: dict[SessionKey, float] = {}
+        self._leaving: set[asyncio.Task[None]] = set()
         self._janitor: asyncio.Task[None] | None = None
+        self._lease: Lease | None = None
         self.draining = False
 
-    async def start(self) -> None:
-        """Open the log and whatever the backends share."""
+    async def start(self, meet: Callable[[str], Awaitable[str]] | None = None) -> None:
+        """Open the log and whatever the backends share.
+
+        Args:
+            meet: opens what other processes on the log reach this one by, near a path: its address.
+
+        Raises:
+            LogError: the log cannot be opened.
+        """
         await self.log.start()
+        address = "" if meet is None or self.log.place is None else await meet(self.log.place)
+        self._lease = Lease(self.log, self.limits.lease, self._check_owned)
+        await self._lease.start(address)
         await self.backends.start()
         self._janitor = asyncio.create_task(self._clean())
 
     async def close(self) -> None:
         """Close every backend and the log. Connections have been told to go by `drain`."""
-        if self._janitor is not None:
-            self._janitor.cancel()
+        for task in (self._janitor, *self._loading.values()):
+            if task is not None:
+                task.cancel()
         try:
-            await asyncio.gather(*(live.close() for live in self._live.values()))
+            await asyncio.gather(*self._leaving, *(live.close() for live in self.all()))
             await self.backends.close()
         finally:
+            if self._lease is not None:
+                await self._lease.close()
             await self.log.close()
+
+    @property
+    def lease(self) -> Lease:
+        """This process's lease; there is one once `start` has returned."""
+        assert self._lease is not None
+        return self._lease
+
+    async def _check_owned(self) -> None:
+        """Some session was taken from this process: stop serving those that are not its own (N1)."""
+        served = self.all()  # before the look: what becomes ours meanwhile is not in what is seen
+        owned = await self.log.owned(self.lease.id)
+        for live in served:
+            if live.key not in owned and live.machine.reason is None:
+                live.abandon("another process has taken it over")
 
     def drain(self, code: int) -> None:
         """Tell every connection to go: event streams end after `retry:`, sockets close with `code`."""
@@ -84,95 +123,146 @@ class Sessions:
         link = Link(secrets.token_bytes(LINK_BYTES))
         now = asyncio.get_running_loop().time()
         machine = Session(view, link, self.limits, self.log.durability.value, now)
-        await self.log.create(key, write_record(machine, principal, None), link)
-        live = self._live[key] = Live(key, principal, machine, self.log, self.backends)
+        await self.log.create(key, write_record(machine, principal, None), link, self.lease.id)
+        live = self._live[key] = Live(key, principal, machine, self.log, self.backends, self.lease)
         return token, live
 
-    async def find(self, token: str, principal: str) -> Live | Refusal:
-        """The session behind a token, or why there is none: another principal's is as none (§9)."""
+    async def find(self, token: str, principal: str) -> Live | Elsewhere | Refusal:
+        """The session behind a token, or why there is none: another principal's is as none (§9).
+
+        Raises:
+            StorageError: the log could not be read, or ownership could not be settled.
+        """
         key = _key(token)
         live = self._live.get(key)
-        if live is not None and live.stale:
-            del self._live[key]
-            live = None
-        if live is None and key not in self._tombstones:
-            await self._load(key)
-            live = self._live.get(key)
-        if live is not None and live.principal == principal:
-            return live
-        stone = self._tombstones.get(key)
-        if stone is not None and stone.principal == principal:
-            return stone.refusal
-        return Refusal(Reason.SESSION_UNKNOWN, "no such session")
+        if live is not None:
+            await self.lease.ensure()  # else another process may know more of the session than this one
+            if live.stale:
+                self._let_go(live)
+                live = None
+        if live is not None:
+            return live if live.principal == principal else _unknown()
+        stored = await self.log.load(key)
+        record = None if stored is None else read_record(stored.record)
+        if stored is None or record is None or record.principal != principal:
+            return _unknown()
+        if record.reason is not None:  # a tombstone: who asks is told why, and nobody owns it (B4)
+            text = f"the session is over: {record.reason}"
+            return Refusal(record.reason, text, stored.committed, stored.floor, stored.received)
+        return await self._load(key) or _unknown()
 
-    async def _load(self, key: SessionKey) -> None:
-        """Find a session of an earlier process in the log, once for all who ask at the same time."""
+    async def _load(self, key: SessionKey, *, expire: bool = False) -> Live | Elsewhere | None:
+        """Find a session in the log, once for all who ask at the same time; if it is ours to, end it."""
         loading = self._loading.get(key)
         if loading is None:
-            loading = self._loading[key] = asyncio.create_task(self._take_over(key))
+            loading = self._loading[key] = asyncio.create_task(self._locate(key, expire))
             loading.add_done_callback(lambda _: self._loading.pop(key))
-        await asyncio.shield(loading)
+        return await asyncio.shield(loading)
 
-    async def _take_over(self, key: SessionKey) -> None:
-        """Own a session of an earlier process. Its backend is gone, so it ends (N2)."""
-        stored = await self.log.load(key)
-        if stored is None or key in self._live:
-            return
+    async def _locate(self, key: SessionKey, expire: bool) -> Live | Elsewhere | None:
+        for _ in range(_CONTENDERS):
+            stored = await self.log.load(key)
+            if stored is None or key in self._live:
+                return self._live.get(key)
+            owner = await self._owner(stored)
+            if owner is not None:
+                return Elsewhere(owner.address, partial(self.lease.silence, owner.id))
+            with suppress(ConflictError):  # somebody else was faster
+                live = await self._own(stored)
+                await (live.end(Reason.SESSION_EXPIRED) if expire else live.take_over())
+                return live
+        raise StorageError("this session's owner keeps changing", hint="try again")
+
+    async def _owner(self, stored: Stored) -> Owner | None:
+        """The other process that owns a session and may still live; a dead one is struck off."""
+        if stored.owner is None or stored.owner == self.lease.id or read_record(stored.record).reason:
+            return None
+        owner = next((o for o in await self.lease.watch() if o.id == stored.owner), None)
+        return owner if owner is not None and await self._lives(owner) else None
+
+    async def _lives(self, owner: Owner) -> bool:
+        """Whether another process may live as far as its sessions go; a dead one is struck off."""
+        silent = self.lease.silent(owner.id)
+        match await reachable(owner.address):
+            case Reach.LISTENS:
+                return not silent
+            case Reach.UNKNOWN if not silent:
+                return True
+            case _:
+                await self.log.leave(owner.id)
+                await bury(owner.address)
+                return False
+
+    async def _own(self, stored: Stored) -> Live:
+        """Own a session whose process is gone.
+
+        Raises:
+            ConflictError: somebody else was faster.
+        """
         now = asyncio.get_running_loop().time()
-        machine, principal, fence = await own(self.log, stored, self.limits, now)
-        if key in self._live:
-            return
-        live = self._live[key] = Live(key, principal, machine, self.log, self.backends, fence)
-        if machine.reason is None:
-            await live.end(Reason.BACKEND_LOST, "the server was restarted and its MCP server with it")
+        machine, principal, fence = await own(
+            self.log, stored, self.limits, self.lease.id, now=now, unix=time.time()
+        )
+        live = Live(stored.key, principal, machine, self.log, self.backends, self.lease, fence)
+        self._live[stored.key] = live
+        return live
 
     def all(self) -> Iterable[Live]:
         """The sessions that are live in this process."""
         return tuple(self._live.values())
 
     async def _clean(self) -> None:
-        try:
-            await self._sweep()
-        except StorageError as error:
-            _log.warning("the log could not be swept: %s", error.line)
+        pause = min(5.0, self.limits.session_expiry / 4)
+        since = _SWEEP
         while True:
-            await asyncio.sleep(min(5.0, self.limits.session_expiry / 4))
+            if since >= _SWEEP:
+                since = 0.0
+                try:
+                    await self._sweep()
+                except (StorageError, StorageFault) as error:
+                    _log.warning("the log could not be swept: %s", error.line)
+            await asyncio.sleep(pause)
+            since += pause
             await self.clean(asyncio.get_running_loop().time())
 
     async def _sweep(self) -> None:
-        """Bury what earlier processes left in the log: the ended, and those that nobody came back for."""
-        unix = time.time()
-        for stored in await self.log.sessions():
-            record = read_record(stored.record)
+        """Bury what dead processes left in the log: the ended, and those that nobody came back for.
+
+        However long ago a session was written, its client may have been there until its process died:
+        so its expiry counts from when it is first seen without one.
+        """
+        now, unix = asyncio.get_running_loop().time(), time.time()
+        limits, orphans = self.limits, dict[SessionKey, float]()
+        others = [owner for owner in await self.lease.watch() if owner.id != self.lease.id]
+        living = {owner.id for owner in others if await self._lives(owner)}
+        for stored in await self.log.sessions(before=unix - min(limits.session_expiry, limits.tombstone)):
             if stored.key in self._live:
                 continue
-            if record.ended_at is not None:
-                if unix >= record.ended_at + self.limits.tombstone:
+            try:
+                ended_at = read_record(stored.record).ended_at
+                if ended_at is None:
+                    if stored.owner not in living:
+                        since = orphans[stored.key] = self._orphans.get(stored.key, now)
+                        if now >= since + limits.session_expiry:
+                            await self._load(stored.key, expire=True)
+                elif unix >= ended_at + limits.tombstone:
                     await self.log.remove(stored.key)
-            elif unix >= stored.updated + self.limits.session_expiry + self.limits.tombstone:
-                await self._load(stored.key)
+            except (StorageError, StorageFault) as error:
+                _log.warning("session %s could not be cleaned up: %s", stored.key.hex()[:8], error.line)
+        self._orphans = orphans
 
     async def clean(self, now: float) -> None:
-        """Expire idle sessions, evict what is old, bury the ended and forget the buried (§8)."""
+        """Expire idle sessions, evict what is old, and let go of the ended (§8)."""
         for live in self.all():
             try:
                 await self._look_after(live, now)
             except StorageFault as error:
                 _log.warning("session %s: %s", live.key.hex()[:8], error)  # the next round tries again
-        for key, stone in list(self._tombstones.items()):
-            if now >= stone.until:
-                try:
-                    await self.log.remove(key)
-                except StorageError as error:
-                    _log.warning("session %s: %s", key.hex()[:8], error)
-                else:
-                    del self._tombstones[key]
 
     async def _look_after(self, live: Live, now: float) -> None:
         machine = live.machine
         if live.stale:
-            await live.close()
-            self._live.pop(live.key, None)
+            self._let_go(live)
             return
         if machine.expired(now):
             await live.end(Reason.SESSION_EXPIRED)
@@ -180,36 +270,51 @@ class Sessions:
         over = machine.ended()
         if over is not None and not machine.connections:
             await live.durable()
-            await live.close()
-            self._tombstones[live.key] = Tombstone(live.principal, over.refusal, now + self.limits.tombstone)
+            self._let_go(live)
+
+    def _let_go(self, live: Live) -> None:
+        """Serve a session no more; what it leaves behind is closed meanwhile."""
+        if self._live.get(live.key) is live:
             del self._live[live.key]
+            leaving = asyncio.create_task(live.close())
+            self._leaving.add(leaving)
+            leaving.add_done_callback(self._leaving.discard)
 
 
-async def own(log: Log, stored: Stored, limits: Limits, now: float) -> tuple[Session, str, int]:
+async def own(
+    log: Log, stored: Stored, limits: Limits, owner: OwnerId | None, *, now: float, unix: float
+) -> tuple[Session, str, int]:
     """A session's machine, its principal, and the fence to write it under (N1).
 
     Whoever wrote it before writes no more from here on, unless it is over, when nobody does.
 
+    Args:
+        now, unix: the time by the machine's clock, and by the log's.
+
     Raises:
-        StorageError: the log could not be read or written.
+        ConflictError: somebody else was faster. StorageError: the log could not be read or written.
     """
     fence = stored.fence
     if read_record(stored.record).reason is None:
-        fence = await log.acquire(stored.key)
+        fence = await log.acquire(stored.key, fence, owner)
         stored = await log.load(stored.key) or stored  # as it is now that nobody else can write
-    record = read_record(stored.record)
-    machine = restore(
-        record,
+    entries = await log.entries(stored.key, stored.dispatched, stored.received)
+    retained = Retained(
         committed=stored.committed,
         link=stored.link,
         floor=stored.floor,
         floor_link=stored.floor_link,
         received=stored.received,
-        limits=limits,
-        durability=log.durability.value,
-        now=now,
+        dispatched=stored.dispatched,
+        runs=tuple(replace(run, at=now - max(0.0, unix - run.at)) for run in await log.runs(stored.key)),
+        waiting=tuple(Waiting(e.number, e.data, peek(e.data)) for e in entries if e.data),
     )
-    return machine, record.principal, fence
+    record = read_record(stored.record)
+    return restore(record, retained, limits, log.durability.value, now), record.principal, fence
+
+
+def _unknown() -> Refusal:
+    return Refusal(Reason.SESSION_UNKNOWN, "no such session")
 
 
 def _key(token: str) -> SessionKey:

@@ -50,7 +50,7 @@ class StreamView(Endpoint):
         live = None
         if token is not None and _TOKEN.fullmatch(token) is not None:
             elsewhere = "this session was opened at /mcp/session: use its endpoints"
-            live = await self._find(token, headers, View.STREAM, elsewhere)
+            live = await self._find(scope, token, View.STREAM, elsewhere)
         match scope["method"]:
             case "POST":
                 await self._post(live, headers, receive, send)

@@ -1,0 +1,100 @@
+"""What the tests of N1–N3 share: handshakes, servers that are started again, the fresh backend's side."""
+
+from __future__ import annotations
+
+import hashlib
+from pathlib import Path
+from typing import Any
+
+from gapless.log.base import SessionKey, Stored
+from gapless.log.sqlite import SqliteLog
+from tests.server.harness import BOTH, JSON, Scripted, Serve, Server, Session, Streams, note, request, result
+
+__all__ = [
+    "HELLO",
+    "TOOLS",
+    "called",
+    "key_of",
+    "logged",
+    "recovered",
+    "restarted",
+    "says",
+    "shaken",
+    "stored",
+]
+
+HELLO = request(0, "initialize", protocolVersion="2025-11-25", capabilities={}, clientInfo={})
+TOOLS: dict[str, Any] = {"tools": {}, "resources": {"subscribe": True}, "logging": {}}
+
+
+def says(id: int | str, capabilities: dict[str, Any] | None = None, version: str = "1") -> dict[str, Any]:
+    """What an MCP server answers to a handshake."""
+    told = TOOLS if capabilities is None else capabilities
+    about = {"name": "scripted", "version": version}
+    return result(id, protocolVersion="2025-11-25", capabilities=told, serverInfo=about)
+
+
+def key_of(token: str) -> SessionKey:
+    """A session's key in the log."""
+    return SessionKey(hashlib.sha256(token.encode()).digest())
+
+
+async def stored(server: Server, session: Session | Streams) -> Stored:
+    """What the server's log has of a session."""
+    found = await server.log.load(key_of(session.token))
+    assert found is not None
+    return found
+
+
+async def logged(server: Server, session: Session | Streams) -> bytes:
+    """A session's events, as its log has them."""
+    found = await stored(server, session)
+    data, last = await server.log.read(found.key, found.floor, found.committed, 2**24)
+    assert last == found.committed
+    return data
+
+
+async def shaken(server: Server) -> Session:
+    """A session of the session view whose handshake is done: two messages, one event."""
+    session = await server.open()
+    assert (await session.post(1, HELLO)).status == 202
+    session.backend = await server.backends.opened()
+    await session.backend.take()
+    await session.backend.say(says(0))
+    assert (await session.post(2, note("notifications/initialized"))).status == 202
+    await session.backend.take()
+    return session
+
+
+async def called(server: Server) -> Streams:
+    """The same in the stream view."""
+    streams = Streams(server, "2025-11-25")
+    stream = await server.stream("POST", "/mcp", JSON | BOTH, HELLO)
+    streams.token = stream.head.header("mcp-session-id")
+    streams.backend = await server.backends.opened()
+    await streams.backend.take()
+    await streams.backend.say(says(0))
+    await stream.message()
+    assert await stream.end() == []
+    assert (await streams.post(note("notifications/initialized"))).status == 202
+    await streams.backend.take()
+    return streams
+
+
+async def restarted(serve: Serve, path: Path, *sessions: Session | Streams, **limits: Any) -> Server:
+    """The sessions' server is stopped, and another one started on its log."""
+    await serve.stop(sessions[0].server)
+    server = await serve(SqliteLog(path), **limits)
+    for session in sessions:
+        session.server = server
+    return server
+
+
+async def recovered(server: Server, backend: Scripted | None = None) -> Scripted:
+    """The fresh backend, once it has taken a replayed handshake."""
+    backend = backend or await server.backends.opened()
+    hello = await backend.take()
+    assert hello["method"] == "initialize"
+    await backend.emit(says(hello["id"]))
+    assert (await backend.take())["method"] == "notifications/initialized"
+    return backend

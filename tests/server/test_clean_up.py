@@ -1,0 +1,100 @@
+"""What is over leaves nothing behind: sessions by the thousand, opened and ended in virtual time (B4, L4, §8)."""
+
+from __future__ import annotations
+
+import asyncio
+import gc
+import os
+import resource
+from collections.abc import AsyncGenerator
+from contextlib import asynccontextmanager
+from pathlib import Path
+
+import pytest
+
+from gapless.log.sqlite import SqliteLog
+from gapless.protocol.jsonrpc import peek
+from gapless.protocol.inputs import Emitted
+from gapless.protocol.refusal import Reason
+from gapless.protocol.session import View
+from gapless.protocol.settings import Limits
+from gapless.server import sessions as module
+from gapless.server.sessions import Sessions
+from tests.server.harness import ScriptedBackends, encode, note
+
+AT_ONCE = 100
+LIMITS = Limits(session_expiry=600.0, tombstone=3600.0)
+
+
+class Clock:
+    """Unix time, as the log and the sessions are told it."""
+
+    def __init__(self) -> None:
+        self.now = 1.8e9
+
+    def time(self) -> float:
+        return self.now
+
+
+@asynccontextmanager
+async def sessions_on(log: SqliteLog) -> AsyncGenerator[Sessions]:
+    found = Sessions(log, ScriptedBackends(), LIMITS)
+    await found.start()
+    try:
+        yield found
+    finally:
+        await found.close()
+
+
+async def live_and_end(sessions: Sessions) -> None:
+    """A session's life: opened, some events, ended."""
+    _, live = await sessions.open(View.SESSION, "anonymous")
+    for text in ("a" * 500, "b" * 500):
+        data = encode(note("notifications/message", data=text))
+        await live.put(Emitted(data, peek(data)))
+    await live.end(Reason.SESSION_ENDED)
+
+
+async def generations(folder: Path, count: int, patch: pytest.MonkeyPatch) -> list[tuple[int, int]]:
+    """So many sessions, `AT_ONCE` at a time, a quarter of a tombstone apart: file size and memory, each time."""
+    clock = Clock()
+    patch.setattr(module.time, "time", clock.time)
+    out: list[tuple[int, int]] = []
+    path = folder / "log.db"
+    async with sessions_on(SqliteLog(path, clock=clock.time)) as sessions:
+        for _ in range(count // AT_ONCE):
+            await asyncio.gather(*(live_and_end(sessions) for _ in range(AT_ONCE)))
+            await sessions.clean(0.0)
+            assert not list(sessions.all())
+            clock.now += LIMITS.tombstone / 4
+            await sessions._sweep()  # pyright: ignore[reportPrivateUsage]
+            size = os.path.getsize(path) + os.path.getsize(f"{path}-wal")
+            out.append((size, resource.getrusage(resource.RUSAGE_SELF).ru_maxrss))
+        kept = await sessions.log.sessions()
+        assert len(kept) <= 4 * AT_ONCE, "a tombstone's worth"
+        gc.collect()
+        tasks = [task for task in asyncio.all_tasks() if task is not asyncio.current_task()]
+        assert len(tasks) <= 4, tasks
+    return out
+
+
+@pytest.mark.rule("B4")
+async def test_sessions_that_are_over_leave_nothing_behind(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    sizes = [size for size, _ in await generations(tmp_path, 3_000, monkeypatch)]
+    assert max(sizes[20:]) <= max(sizes[:10]) * 1.1
+
+
+@pytest.mark.crash
+@pytest.mark.timeout(600)
+@pytest.mark.rule("B4")
+async def test_a_hundred_thousand_sessions_leave_file_and_memory_flat(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    found = await generations(tmp_path, 100_000, monkeypatch)
+    (early, before), (late, after) = found[len(found) // 10], found[-1]
+    with capsys.disabled():
+        print(f"\n  100,000 sessions: file {early} to {late} bytes, memory {before} to {after} KiB at most")
+    assert max(size for size, _ in found[len(found) // 10 :]) <= 1.1 * max(size for size, _ in found[:100])
+    assert after - before < 16 * 1024
