@@ -35,6 +35,11 @@ check: $(READY) ## lint, formatting, types and import rules, without the tests
 torture: $(READY) ## every named experiment on Gapless, at its full count (about 12 minutes)
 	$(BIN)/gapless torture --app $(LADDER)
 
+.PHONY: crash
+crash: $(READY) ## kill, stop, fill up and pull the plug: nothing committed is lost (about 12 minutes; root)
+	$(BIN)/gapless torture --app $(LADDER) --experiment kill
+	$(PY) -m pytest --crash -s
+
 .PHONY: trials
 trials: $(READY) ## 1,000 sessions with random faults at random moments
 	$(BIN)/gapless torture --app $(LADDER) --experiment storm --trials 1000

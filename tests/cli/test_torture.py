@@ -6,20 +6,26 @@ import asyncio
 import json
 import os
 import shlex
+import shutil
 import signal
+import socket
 import sys
 import threading
 from collections.abc import AsyncGenerator, Callable, Iterator
 from contextlib import asynccontextmanager, contextmanager
 from pathlib import Path
 
+import httpx2
 import pytest
 
 from gapless.cli import main
-from gapless.cli.target import Aim, aim, aimed
+from gapless.cli.target import Aim, Mortal, aim, aimed, mortal
 from gapless.cli.torture import _Run
 from gapless.errors import TargetError
 from gapless.torture.experiments import EXPERIMENTS
+from gapless.torture.experiments.kill import Kill
+from gapless.torture.trial import Trial, Violation
+from gapless.torture.trials import Result
 from tests.cli.harness import LADDER, Run
 from tests.torture.naive import naive_server
 from tests.torture.naive_switches import NaiveSwitches
@@ -66,7 +72,11 @@ WAYS = "(gapless torture URL, gapless torture --app module:attr, or gapless tort
         (["https://127.0.0.1/mcp"], "(use the http:// address behind the TLS proxy)"),
         (
             [URL, "-e", "resumes"],
-            "no experiment 'resumes' (there are resume, migration, failover, boundary, crowd, storm)",
+            "no experiment 'resumes' (there are resume, migration, failover, boundary, crowd, storm, kill)",
+        ),
+        (
+            [URL, "-e", "resume", "-e", "kill"],
+            "kill: it kills the server, and one that we did not start is not ours to kill (name it by --app",
         ),
         (
             [URL, "--schedule", "12:rest"],
@@ -159,7 +169,7 @@ async def test_sigterm_ends_what_is_served_too(monkeypatch: pytest.MonkeyPatch) 
     monkeypatch.setattr("gapless.torture.trials.discover", discover)
     before = signal.signal(signal.SIGTERM, signal.SIG_IGN)  # nobody else's business, should it not be heard
     try:
-        run = _Run(Aim(URL, ()), [EXPERIMENTS["storm"]], True, 1, None, 0, None, None, None, False)
+        run = _Run(Aim(URL, ()), [EXPERIMENTS["storm"]], True, False, 1, None, 0, None, None, None, False)
         running = asyncio.create_task(run.run())
         await begun.wait()
         os.kill(os.getpid(), signal.SIGTERM)
@@ -169,6 +179,51 @@ async def test_sigterm_ends_what_is_served_too(monkeypatch: pytest.MonkeyPatch) 
         asyncio.get_running_loop().remove_signal_handler(signal.SIGTERM)
         signal.signal(signal.SIGTERM, before)
     assert ended.is_set()
+
+
+LADDERS = Aim(None, ("examples.ladder_server:server",))
+
+
+async def test_a_mortal_server_is_at_one_address_and_on_one_log_however_often_it_is_killed() -> None:
+    pids: list[int] = []
+    async with mortal(LADDERS, ()) as server:
+        for _ in range(2):
+            await server.start()
+            await server.listens()
+            assert server._process is not None
+            pids.append(server._process.pid)
+            assert not gone(pids[-1])
+            async with httpx2.AsyncClient(trust_env=False) as client:
+                opened = await client.post(f"{server.url}/session")
+            assert opened.status_code == 201
+            await server.kill()
+            assert gone(pids[-1])
+        with server.log() as log:
+            assert len(await log.sessions()) == 2
+        await server.start()
+        assert server._process is not None
+        pids.append(server._process.pid)
+    assert len(set(pids)) == 3
+    assert gone(pids[-1])
+    assert not server.folder.exists()
+
+
+async def test_a_mortal_server_whose_port_is_still_taken_is_started_again() -> None:
+    async with mortal(LADDERS, ()) as server:
+        with socket.create_server(("127.0.0.1", int(server.url.split(":")[2].split("/")[0]))):
+            await server.start()
+            assert server._process is not None
+            await server._process.wait()
+        await server.listens()
+
+
+async def test_a_mortal_server_whose_port_stays_taken_is_no_server(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("gapless.cli.target._BINDINGS", 1)
+    async with mortal(LADDERS, ()) as server:
+        with socket.create_server(("127.0.0.1", int(server.url.split(":")[2].split("/")[0]))):
+            await server.start()
+            with pytest.raises(TargetError, match="is in use"):
+                await server.listens()
 
 
 async def test_a_server_that_does_not_listen_is_not_waited_for(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -280,8 +335,48 @@ def test_where_nothing_can_be_written_the_verdict_is_told_all_the_same(
     assert f"gapless: cannot write {page}: " in said.err
 
 
+async def test_a_server_at_a_url_is_not_killed_unless_that_is_asked_for() -> None:
+    run = _Run(Aim(URL, ()), [], False, True, 1, None, 0, None, None, None, True)
+    results, left_out = await run.run()
+    assert (results, list(left_out)) == ([], ["kill"])
+
+
+@pytest.mark.parametrize("failed", [False, True])
+async def test_what_a_server_that_was_killed_leaves_behind_is_kept_if_something_was_lost(
+    failed: bool, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    asked: list[tuple[list[int], float | None]] = []
+    folders: list[Path] = []
+
+    async def kills(
+        self: Kill,
+        server: Mortal,
+        seeds: Iterator[int],
+        *,
+        seconds: float | None,
+        done: Callable[[Trial], None],
+    ) -> Result:
+        asked.append((list(seeds), seconds))
+        folders.append(server.folder)
+        trial, result = Trial("kill", 5, ()), Result(Kill)
+        if failed:
+            trial.find(Violation.MISSING, "all of it")
+        result.add(trial)
+        done(trial)
+        return result
+
+    monkeypatch.setattr(Kill, "run", kills)
+    (result,), left_out = await _Run(LADDERS, [], True, True, 3, 60.0, 5, None, None, None, True).run()
+    assert (result.failed, left_out) == (failed, {})
+    assert asked == [([5, 6, 7], 60.0)]
+    (folder,) = folders
+    assert folder.exists() is failed
+    assert (f"the journal are kept in {folder}" in capsys.readouterr().err) is failed
+    shutil.rmtree(folder, ignore_errors=True)
+
+
 async def test_a_command_is_spared_a_crowd_unless_that_is_asked_for() -> None:
     command = Aim(None, ("--", "no-such-command"))
-    run = _Run(command, [EXPERIMENTS["crowd"]], False, 1, None, 0, None, None, None, True)
+    run = _Run(command, [EXPERIMENTS["crowd"]], False, False, 1, None, 0, None, None, None, True)
     results, left_out = await run.run()
     assert (results, list(left_out)) == ([], ["crowd"])

@@ -255,7 +255,7 @@ DEFAULT: Final = (
         "the backend dies, then the server",
         _SSE,
         emits=0,
-        asks=2,
+        asks=1,
         faults=2,
         kinds=_BACKEND | _RESTART,
         on_backend_loss="restart",

@@ -16,14 +16,16 @@ from gapless.protocol import delivery as deliveries
 from gapless.protocol import door as doors
 from gapless.protocol import moves
 from gapless.protocol.block import Block, encode_block
+from gapless.protocol.carried import Waiting
 from gapless.protocol.client import Client, Phase
 from gapless.protocol.cursor import EventId, Start
 from gapless.protocol.delivery import ConnectionId, Deliver, Delivery, Medium
 from gapless.protocol.door import TRANSITIONS, Asked, Do
-from gapless.protocol.inbox import Inbox
+from gapless.protocol.inbox import Inbox, OpenRequest
 from gapless.protocol.inbox import Verdict as Judgement
 from gapless.protocol.incoming import Event, Incoming
 from gapless.protocol.inputs import Cursor, Handshake, Serving, Upgrade, Verdict
+from gapless.protocol.jsonrpc import peek
 from gapless.protocol.outbox import Outbox, Pin
 from gapless.protocol.record import Record
 from gapless.protocol.refusal import Reason, Refusal
@@ -235,13 +237,13 @@ def a_repeated_message_run_again(patch: Patch) -> None:
 
 
 def an_end_that_settles_nothing(patch: Patch) -> None:
-    real = Session._terminate
+    real = Session.terminate
 
     def terminate(self: Session, *args: Any) -> bytes:
         self.inbox.open.clear()
         return real(self, *args)
 
-    patch.setattr(Session, "_terminate", terminate)
+    patch.setattr(Session, "terminate", terminate)
 
 
 # A server that restarts ---------------------------------------------------------------------------
@@ -272,6 +274,29 @@ def a_restart_that_forgets_what_was_dispatched(patch: Patch) -> None:
         return fence
 
     patch.setattr(MemoryLog, "acquire", acquire)
+
+
+def a_lost_backend_whose_requests_stay_open(patch: Patch) -> None:
+    patch.setattr(Session, "settle_unknown", lambda self, request, why, now: None)
+
+
+def a_dispatch_that_the_log_does_not_know_of(patch: Patch) -> None:
+    patch.setattr(Session, "note_dispatched", lambda self, number: None)
+
+
+def a_lost_backend_whose_requests_are_run_again(patch: Patch) -> None:
+    """By the next one, in place of being answered."""
+
+    real = Session.settle_unknown
+
+    def again(self: Session, request: OpenRequest, why: str, now: float) -> None:
+        if self.door.state is SessionState.TERMINATED:
+            real(self, request, why, now)
+            return
+        data = b'{"jsonrpc":"2.0","id":%d,"method":"m"}' % request.id
+        self.carried.waiting.append(Waiting(request.number, data, peek(data)))
+
+    patch.setattr(Session, "settle_unknown", again)
 
 
 def a_takeover_without_a_fence(patch: Patch) -> None:
@@ -526,6 +551,17 @@ OUTLIVING = Scenario(
     prompt=True,
     ends=frozenset({"gave-up"}),
 )
+DYING = Scenario(
+    "dying",
+    {"policy": "never"},
+    emits=0,
+    asks=2,
+    faults=1,
+    kinds=frozenset({"backend"}),
+    on_backend_loss="restart",
+    prompt=True,
+    ends=frozenset({"backend-lost"}),
+)
 LAPSING = Scenario(
     "lapsing",
     {"steps": 2},
@@ -599,6 +635,9 @@ MUTANTS = (
     Mutant(an_end_that_settles_nothing, ENDING, "L7"),
     Mutant(a_restart_that_keeps_an_uncommitted_event, OUTLIVING, "L7"),
     Mutant(a_restart_that_forgets_what_was_dispatched, OUTLIVING, "L6"),
+    Mutant(a_lost_backend_whose_requests_stay_open, DYING, "L7"),
+    Mutant(a_lost_backend_whose_requests_are_run_again, DYING, "L6"),
+    Mutant(a_dispatch_that_the_log_does_not_know_of, DYING, "N1"),
     Mutant(a_takeover_without_a_fence, RESTARTING, "N1"),
     Mutant(a_binding_taken_for_live_after_a_restart, RESTARTING, "§6"),
     Mutant(a_restart_that_forgets_the_ticket, replace(OUTLIVING, asks=0), "U9"),

@@ -361,6 +361,20 @@ async def test_nobody_is_told_of_a_commit_into_a_file_that_was_removed_or_replac
             await log.commit(A, write(1, 1))  # and not told that it has landed
 
 
+@pytest.mark.parametrize("suffix", ["-wal", "-shm"])
+async def test_what_was_told_before_a_file_beside_it_was_removed_is_there_after_a_restart(
+    path: Path, suffix: str
+) -> None:
+    async with opened(path) as log:
+        await log.create(A, b"", link(0))
+        await log.commit(A, write(1, 1))
+        os.unlink(f"{path}{suffix}")
+        with pytest.raises(StorageError, match="removed or replaced"):
+            await log.commit(A, write(2, 2))
+    async with opened(path) as log:
+        assert (await log.read(A, 0, 1, PLENTY)) == (blocks(1, 1), 1)
+
+
 async def test_a_commit_into_a_file_that_was_moved_away_is_recognised_once_it_is_back(path: Path) -> None:
     async with opened(path) as log:
         await log.create(A, b"", link(0))

@@ -338,6 +338,7 @@ def test_a_disk_that_is_full_at_any_moment_leaves_a_log_whole(path: Path) -> Non
                 told.append(str(error))
             else:
                 assert done.after < done.before
+                assert not copy.with_name("copy.db-wal").exists()
                 break
             asyncio.run(restart())  # which takes in what could not be moved out of the write-ahead log
             found = held(copy)

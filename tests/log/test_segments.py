@@ -155,6 +155,26 @@ def test_damage_is_told_by_all_that_looks_at_the_whole(damage: str) -> None:
         assert [*segment.ids(0), segment.start(4)]
 
 
+@pytest.mark.parametrize(
+    ("data", "after", "upto", "limit"),
+    [
+        (blocks(4, 6), 0, 3, 2**20),  # another segment's
+        (blocks(4, 6), 0, 3, 1),
+        (block(1) + block(3) + block(2), 1, 2, 2**20),  # what should follow comes before
+        (block(1) + block(9) + block(3), 0, 3, 1),  # cut before a number that cannot follow
+        (block(1) + block(1) + block(3), 0, 3, 1),
+        (block(1) + b"data: {}\n\n" + block(3), 0, 3, 1),
+    ],
+)
+def test_a_read_that_meets_damage_where_it_begins_ends_or_is_cut_says_so(
+    data: bytes, after: int, upto: int, limit: int
+) -> None:
+    run = Segments()
+    run.append(3, data)
+    with pytest.raises(DamagedError):
+        run.read(after, upto, limit)
+
+
 def test_a_whole_segment_is_returned_without_a_copy() -> None:
     one, two = blocks(1, 3), blocks(4, 5)
     run = Segments()

@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 import os
 import shutil
+from contextlib import closing
 from pathlib import Path
 
 import apsw
@@ -145,3 +146,57 @@ def test_a_log_whose_tables_are_gone_is_a_storage_error(path: Path) -> None:
     db.close()
     with pytest.raises(StorageError, match="no such table"), snapshot(path) as log:
         asyncio.run(log.sessions())
+
+
+def spoil(path: Path, page: int) -> None:
+    """Make a page of a file into none."""
+    data = bytearray(path.read_bytes())
+    data[(page - 1) * 4096] ^= 0xFF
+    path.write_bytes(data)
+
+
+@pytest.mark.parametrize("table", ["session", "segment", "inbox"])
+async def test_what_is_damaged_is_a_storage_error_there_and_then_and_what_is_not_is_read(
+    path: Path, table: str
+) -> None:
+    with snapshot(path) as log:
+        (stored,) = await log.sessions()
+        ((page,),) = log.rows("SELECT rootpage FROM sqlite_schema WHERE name = ?", table)
+    spoil(path, page)
+    with snapshot(path) as log:
+        reads = {
+            "session": log.sessions,
+            "segment": lambda: log.read(stored.key, 0, 99, 1),
+            "inbox": lambda: log.entries(stored.key, 0, 10),
+        }
+        with pytest.raises(StorageError, match="cannot be read: database disk image is malformed"):
+            await reads.pop(table)()
+        if table != "session":
+            assert len([await read() for read in reads.values()]) == 2
+
+
+@pytest.mark.parametrize("size", [4096, 5000, 99])
+def test_a_truncated_log_is_said_to_be_truncated(path: Path, size: int) -> None:
+    whole = path.stat().st_size
+    os.truncate(path, size)
+    with pytest.raises(StorageError, match=f"is truncated: it has {size} bytes of {whole}"), snapshot(path):
+        pass
+
+
+async def test_a_young_log_without_its_write_ahead_log_is_said_to_be_empty(tmp_path: Path) -> None:
+    server = SqliteLog(tmp_path / "log.db")
+    await server.start()
+    await Written(server).open()
+    shutil.copy(tmp_path / "log.db", tmp_path / "copy.db")
+    await server.close()
+    with pytest.raises(SchemaError) as refused, snapshot(tmp_path / "copy.db"):
+        pass
+    assert refused.value.line.endswith("no log of Gapless (it is empty: is its -wal file missing?)")
+
+
+def test_an_older_log_is_refused_with_a_word_on_how_it_becomes_a_newer_one(path: Path) -> None:
+    with closing(apsw.Connection(str(path))) as db:
+        db.pragma("user_version", 1)
+    with pytest.raises(SchemaError) as refused, snapshot(path):
+        pass
+    assert "brings it up to date" in refused.value.hint

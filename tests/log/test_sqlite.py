@@ -3,9 +3,12 @@
 from __future__ import annotations
 
 import asyncio
+import itertools
+from collections import deque
 from contextlib import closing
 from pathlib import Path
 from threading import Event
+from typing import Any
 
 import apsw
 import pytest
@@ -132,6 +135,28 @@ async def test_closing_finishes_the_commits_under_way(path: Path) -> None:
         assert await log.read(A, 0, 9, PLENTY) == (blocks(1, 1), 1)
 
 
+async def test_closing_waits_for_the_queries_under_way(path: Path) -> None:
+    free, asked = Event(), Event()
+
+    def wait(what: str, _: str) -> None:
+        if what == "read":
+            asked.set()
+            assert free.wait(30)
+
+    with mounted() as disk:
+        async with opened(path, cache_bytes=0, vfs=disk.name) as log:
+            await log.create(A, b"", link(0))
+            await log.commit(A, write(1, 1))
+            disk.before = wait
+            read = asyncio.create_task(log.read(A, 0, 9, PLENTY))
+            assert await asyncio.to_thread(asked.wait, 30)
+            close = asyncio.create_task(log.close())
+            await turn()
+            free.set()
+            await close
+            assert await read == (blocks(1, 1), 1)
+
+
 # --- Durability -----------------------------------------------------------------------------
 
 
@@ -215,6 +240,32 @@ async def test_a_write_whose_caller_was_cancelled_leaves_a_whole_log_and_its_gro
             await log.read(A, 0, 9, PLENTY)
 
 
+async def test_what_is_handed_over_just_as_the_writer_looks_away_is_not_forgotten(path: Path) -> None:
+    loop, handed_over = asyncio.get_running_loop(), Event()
+
+    def hand_over() -> None:
+        tasks.append(loop.create_task(log.create(B, b"", link(0))))
+        loop.call_soon(handed_over.set)
+
+    class Jobs(deque[Any]):
+        def __bool__(self) -> bool:
+            if len(self):
+                return True
+            if not handed_over.is_set():
+                loop.call_soon_threadsafe(hand_over)
+                handed_over.wait(30)
+            return False
+
+    tasks: list[asyncio.Task[None]] = []
+    async with opened(path) as log:
+        await log.create(A, b"", link(0))
+        store = log._store
+        assert store is not None
+        store.writer._jobs = Jobs()
+        await log.commit(A, write(1, 1))
+        await asyncio.wait_for(tasks[0], 30)
+
+
 async def test_a_waiting_loop_stands_aside_for_the_thread_it_waits_for(
     path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -285,6 +336,24 @@ async def test_a_removed_session_leaves_the_file(path: Path) -> None:
         assert await log.read(B, 0, 9, PLENTY) == (blocks(1, 4), 4)
 
 
+async def test_what_is_still_to_be_swept_is_in_no_run(path: Path) -> None:
+    ticks = itertools.count(0.0, 100.0)
+    async with opened(path, synchronous="off", inline=True, clock=lambda: next(ticks)) as log:
+        await fill(log, A, 1500)
+        await log.commit(A, write(1501, 1502, floor=1501))
+        assert rows(path)["segment"] > 1, "all is swept already"
+        assert [(run.last, run.events) for run in await log.runs(A)] == [(1502, 1)]
+
+
+async def test_what_is_to_be_swept_leaves_the_file_without_another_commit(path: Path) -> None:
+    async with opened(path, synchronous="off", inline=True) as log:
+        await fill(log, A, 600)
+        await log.remove(A)
+        for _ in range(10):
+            await turn()
+        assert rows(path) == {"session": 0, "segment": 0, "inbox": 0}
+
+
 @pytest.mark.parametrize("error", [None, MemoryError])
 async def test_what_a_failed_sweep_left_is_swept_after_the_next_start(
     path: Path, error: type[Exception] | None
@@ -343,7 +412,7 @@ async def test_a_full_disk_fails_commits_until_there_is_space_again(path: Path) 
 
 @pytest.mark.parametrize("pages", [2, 20])
 async def test_a_transaction_of_several_statements_fails_whole(path: Path, pages: int) -> None:
-    async with opened(path) as log:
+    async with opened(path, inline=True) as log:  # so that both are one group
         for name in (A, B):
             await log.create(name, b"", link(0))
         db = writer(log)
@@ -408,6 +477,25 @@ async def test_damage_is_reported_not_returned(path: Path) -> None:
             await log.read(A, 0, 99, PLENTY)
         with pytest.raises(StorageError, match=r"log\.db cannot be written: .*malformed"):
             await log.commit(A, write(51, 51))
+
+
+@pytest.mark.parametrize("missing", [2, 4, 6])
+async def test_events_that_are_missing_in_the_file_are_damage(path: Path, missing: int) -> None:
+    async with opened(path, cache_bytes=0) as log:
+        await log.create(A, b"", link(0))
+        for first in (1, 3, 5):
+            await log.commit(A, write(first, first + 1))
+        with closing(apsw.Connection(str(path))) as db:
+            db.execute("DELETE FROM segment WHERE last = ?", (missing,))
+        steps = (
+            log.read(A, missing - 2, 9, PLENTY),
+            log.read(A, missing - 1, missing, PLENTY),
+            log.link(A, missing - 1),
+            log.runs(A),
+        )
+        for step in steps:
+            with pytest.raises(StorageError, match=r"log\.db is damaged: .*event"):
+                await step
 
 
 FAILURES = [
@@ -520,7 +608,9 @@ async def test_recent_events_are_read_without_the_file_and_older_ones_from_it(pa
 
 
 def test_a_memory_url_is_a_log_in_memory() -> None:
-    assert isinstance(open_log("memory:"), MemoryLog)
+    log = open_log("memory:")
+    assert isinstance(log, MemoryLog)
+    assert log.place is None
 
 
 @pytest.mark.parametrize(
@@ -539,7 +629,7 @@ def test_a_sqlite_url_names_its_file(
     monkeypatch.chdir(tmp_path)
     log = open_log(url)
     assert isinstance(log, SqliteLog)
-    assert log._path == expected.format(cwd=tmp_path)
+    assert log.place == expected.format(cwd=tmp_path)
     assert log.durability is Durability.FSYNC
 
 

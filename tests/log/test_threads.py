@@ -22,13 +22,15 @@ def path(tmp_path: Path) -> Path:
     return tmp_path / "log.db"
 
 
-async def test_no_thread_is_started_where_everything_is_to_happen_inline(path: Path) -> None:
+async def test_inline_no_thread_is_started_and_no_timer(path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     before = threading.active_count()
+    monkeypatch.setattr(asyncio.get_running_loop(), "call_at", None)
     async with opened(path, inline=True) as log:
         await log.create(A, b"", link(0))
         await log.commit(A, write(1, 2))
         assert await log.load(A) is not None
         assert threading.active_count() == before
+    monkeypatch.undo()
     async with opened(path) as log:
         assert threading.active_count() == before + 2
         assert await log.read(A, 0, 9, PLENTY) == (blocks(1, 2), 2)

@@ -1,7 +1,8 @@
 """What the stateful tests of the server's machine share: a log, a commit at a time, connections.
 
 The model is naive on purpose: a list of events, a list of messages, integers. Each view's test says
-what an input must append and answer; what is the same in both is checked here after every step.
+what an input must append and answer; what is the same in both is checked here after every step, and
+after every commit that another process would find it all.
 """
 
 from __future__ import annotations
@@ -409,8 +410,11 @@ class World(RuleBasedStateMachine):
         record = records.read_record(self.durable_record)
         return records.restore(record, retained, self.limits, "memory", self.now)
 
-    def process_dies(self, *, landed: bool) -> None:
-        """Another process finds what was committed, what was under way if that `landed`."""
+    def process_dies(self, *, landed: bool, expired: bool = False) -> None:
+        """Another process finds what was committed, and what was under way if that `landed`.
+
+        It goes on with the session, unless that has `expired`.
+        """
         if landed and self.flight is not None:
             self.commit_lands()
         self.session = self.restored_session()
@@ -481,7 +485,7 @@ class World(RuleBasedStateMachine):
     def ack(self, stream: int, seq: int) -> None:
         """The ack cursor is the highest proven one that was stated (C4)."""
         self.acks[stream] = max(seq, self.acks.get(stream, 0))
-        if self.pin is not None and self.acks.get(0, 0) >= self.pin[1]:
+        if self.pin is not None and seq >= self.pin[1]:
             self.pin = None
 
     # Retention ------------------------------------------------------------------------------------
@@ -629,7 +633,9 @@ class World(RuleBasedStateMachine):
         return events
 
     @rule(
-        what=st.sampled_from(["time"] * 4 + ["break"] * 3 + ["commit", "probe", "probe", "end", "death"]),
+        what=st.sampled_from(
+            ["time"] * 4 + ["break"] * 3 + ["commit", "probe", "probe", "end", "death", "death"]
+        ),
         seconds=st.sampled_from([0.1, 1.0, 4.0, 7.0, 11.0, 16.0, 45.0]),
         n=st.integers(0, 9),
         reason=st.sampled_from([Reason.SESSION_ENDED, Reason.SESSION_EXPIRED, Reason.BACKEND_LOST]),
@@ -648,7 +654,7 @@ class World(RuleBasedStateMachine):
             case "probe":
                 self.probe_ends(n)
             case "death" if began:
-                self.process_dies(landed=n % 2 == 1)
+                self.process_dies(landed=n % 2 == 1, expired=n == 9)
             case "end" if lived and self.over is None:
                 assert self.put(End(reason, ""), *self.terminated(reason, reason.value)) == []
                 self.refuses(self.put(End(Reason.SESSION_ENDED, "")), reason)

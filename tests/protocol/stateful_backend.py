@@ -1,8 +1,8 @@
 """The backends of the stateful tests' sessions, one after the other: what each is given, told, asked (N1–N3).
 
-As naive as the rest: numbers that wait, the number that was dispatched last, what a fresh backend is still to be
-told. The server around the machine is here too: it hands over what is durable, to the backend that it is for,
-and puts in when that has taken it all.
+As naive as the rest: numbers that wait, the number that was dispatched last, what a fresh backend is still
+to be told. The server around the machine is here too: it hands over what is durable, to the backend that it
+is for, and puts in when that has taken it all.
 """
 
 from __future__ import annotations
@@ -15,7 +15,7 @@ from hypothesis import strategies as st
 from hypothesis.stateful import invariant, rule
 
 from gapless.protocol.carried import LISTEN, Waiting
-from gapless.protocol.inputs import Dispatch, Effect, Emitted, Handed, Lost, Revive
+from gapless.protocol.inputs import Dispatch, Effect, Emitted, End, Handed, Lost, Revive
 from gapless.protocol.jsonrpc import peek
 from gapless.protocol.refusal import Reason
 from gapless.protocol.session import Session
@@ -25,11 +25,10 @@ __all__ = ["REQUESTS", "Backed"]
 
 _FUTILE: Final = 3
 """So many in a row may die without having answered a request; the next one is the last."""
-_BATCH: Final = 64
-"""The most messages that are dispatched at once."""
 _PATIENCE: Final = 5
 """Inputs that a backend lets pass before it does by itself what it has to."""
 
+_LISTS: Final = ("tools", "prompts", "resources")
 _SUBSCRIPTION: Final = "io.modelcontextprotocol/subscriptionId"
 _WANTED: Final = {"toolsListChanged": True, "promptsListChanged": False}
 _SERVERS: Final[tuple[dict[str, Any], ...]] = (
@@ -81,6 +80,8 @@ class Backed(World):
         """The requests that it was given."""
         self.questions_asked = 0
         self.replays: list[int] = []
+        self.news: list[dict[str, Any]] = []
+        """What it is still to be told, and what the client is when it has been."""
         self.awaited: tuple[int, Any] | None = None
         """What was replayed last, if its answer is awaited: its number, and the ID that it went under."""
         self.since = self.version
@@ -97,7 +98,7 @@ class Backed(World):
         given: list[Effect] = []
         if self.phase != "running" or self.handing or self.over is not None:
             return given
-        while self.waiting and len(given) < _BATCH:
+        while self.waiting:
             self.dispatched = self.waiting.pop(0)
             data = self.unmarked(self.messages[self.dispatched - 1][1])
             if data is not None:
@@ -139,11 +140,9 @@ class Backed(World):
     def tell(self, effect: Effect) -> None:
         """What is dispatched is handed over once it is durable, unless what it was for is gone."""
         super().tell(effect)
-        if (
-            not isinstance(effect, Dispatch)
-            or effect.incarnation != self.incarnation
-            or self.over is not None
-        ):
+        if not isinstance(effect, Dispatch) or self.over is not None:
+            return
+        if effect.incarnation != self.incarnation:
             return
         if effect.number:
             assert effect.number <= self.durable_dispatched, "N1: the log knows it first"
@@ -197,17 +196,15 @@ class Backed(World):
             return
         id = mine[n % len(mine)]
         request = self.open.pop(id)
-        said: dict[str, Any] = (
-            {"error": {"code": 1, "message": text}} if fails else {"result": {"text": text}}
-        )
+        said: dict[str, Any] = {"error": {"code": 1, "message": text}}
+        if not fails:
+            said = {"result": {"text": text}}
         if not fails and request.method in ("initialize", "server/discover"):
             server = _SERVERS[n % len(_SERVERS)]
             said = {"result": server}
             self.server_said[request.method] = server
             self.orders[request.method] = request.number
-            self.lists = [
-                name for name in ("tools", "prompts", "resources") if name in server["capabilities"]
-            ]
+            self.lists = [name for name in _LISTS if name in server["capabilities"]]
         self.answered, self.seen_at = True, self.now
         self.emit({"id": id, **said}, request.stream)
         self.emit({"id": id, **said}, None)
@@ -268,8 +265,9 @@ class Backed(World):
             events = [(0, json_line(news)) for news in self.news]
             given = self.hand_over()
         effects = self.put(input, *events)
+        assert len(effects) == len(replayed) + len(given)
         assert effects[len(replayed) :] == given
-        for number, effect in zip(replayed, effects, strict=False):
+        for number, effect in zip(replayed, effects[: len(replayed)], strict=True):
             self.replayed(number, effect)
 
     def replayed(self, number: int, effect: Effect) -> None:
@@ -347,16 +345,23 @@ class Backed(World):
             assert self.put(Revive(())) == []
 
     @invariant()
-    def the_backend_goes_on(self) -> None:
+    def the_backend_does_what_it_has_to(self) -> None:
         """No rule, for a rule may be switched off for a whole run."""
         waited = self.version - self.since
-        if self.over is not None or waited < _PATIENCE:
+        if waited >= _PATIENCE * (2 if self.handing else 1):
+            self.backend_goes_on()
+        elif self.handing and self.incarnation > 1:
+            self.a_dead_one_is_heard("too late")
+
+    def backend_goes_on(self) -> None:
+        """What a backend does next."""
+        if self.over is not None:
             return
         if self.phase == "down":
             self.backend_begins()
         elif self.awaited is not None:
             self.backend_answers_replay("as before")
-        elif self.handing and waited > 2 * _PATIENCE:
+        elif self.handing:
             self.backend_takes()
 
     # Restarts -------------------------------------------------------------------------------------
@@ -369,11 +374,14 @@ class Backed(World):
         carried = session.carried
         return super().found(session) | {"incarnation": carried.incarnation, "lists": list(carried.lists)}
 
-    def process_dies(self, *, landed: bool) -> None:
-        super().process_dies(landed=landed)
+    def process_dies(self, *, landed: bool, expired: bool = False) -> None:
+        super().process_dies(landed=landed, expired=expired)
         self.futile = 0
         self.fresh_backend("running")
-        if self.over is None:
+        if self.over is None and expired:
+            reason = Reason.SESSION_EXPIRED
+            assert self.put(End(reason, ""), *self.terminated(reason, reason.value)) == []
+        elif self.over is None:
             self.backend_dies(taken_over=True)
 
     @invariant()

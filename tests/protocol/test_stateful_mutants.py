@@ -246,7 +246,7 @@ def a_restart_that_forgets_the_pin(patch: Patch) -> None:
 
 def a_restart_that_knows_a_single_run(patch: Patch) -> None:
     """As it was: what a log retained was one run for eviction."""
-    real = Outbox.resume
+    real: Callable[..., None] = Outbox.resume
 
     def resume(self: Outbox, *args: Any) -> None:
         *rest, runs = args

@@ -32,19 +32,24 @@ class StreamView(Backed):
         super().open_session()
         self.streams = 1
         self.primes: dict[int, dict[int, None]] = {}
-        self.questions: dict[int, Any] = {}
-        """Requests to the client on the standalone stream: event number to ID."""
+        self.questions: set[int] = set()
+        """Events of the standalone stream that are requests to the client."""
         self.places: list[EventId] = []
         """What clients have: the IDs that came on a connection."""
 
     def start(self, how: int) -> None:
-        """A handshake, a request under way, the standalone stream, or several of these."""
+        """A handshake, a request under way, the standalone stream, or several of these; a restart."""
         if how & 4:
             self.shake_hands(how)
         if how & 1:
             self.a_message_comes("token", "hello", True)
         if how & 2:
             self.somebody_listens("none", 0, True)
+        if how >= 6:
+            self.the_backend_speaks("question", 1, "hello")
+            self.client_says("reply" if how == 6 else "request")
+            self.flush()
+            self.process_dies(landed=True)
 
     def client_says(self, kind: str) -> None:
         self.a_message_comes(kind, "", True)
@@ -87,10 +92,8 @@ class StreamView(Backed):
                     pass
             stream = self.route(said, related)
             if what == "question" and self.hears:
-                id = self.mark(said["id"])
-                self.asked[id] = len(self.log) + 1
-                if stream == 0:
-                    self.questions[len(self.log) + 1] = id
+                self.asked[self.mark(said["id"])] = len(self.log) + 1
+                self.questions |= {len(self.log) + 1} if stream == 0 else set()
             self.emit(said, stream, related)
 
     def route(self, said: dict[str, Any], related: Any) -> int:
@@ -234,7 +237,7 @@ class StreamView(Backed):
         if self.over is not None:
             self.refuses(self.put(input), self.over)
             return
-        skip = frozenset(seq for seq, id in self.questions.items() if id not in self.asked)
+        skip = frozenset(self.questions - set(self.asked.values()))
         self.prime(0, at, primed)
         delivery = self.served(self.put(input), conn)
         assert {s for s in delivery.skip if s > self.floor} == {s for s in skip if s > self.floor}
@@ -313,7 +316,7 @@ class StreamView(Backed):
         running = sorted(self.running)
         return super().summary() | {
             "streams": self.streams,
-            "questions": dict(self.questions),
+            "questions": {seq for seq in self.questions if seq > self.floor},
             "primes": {stream: dict(self.primes[stream]) for stream in running if self.primes.get(stream)},
             "gone": {stream: self.gone[stream] for stream in running if stream in self.gone},
         }
@@ -323,13 +326,14 @@ class StreamView(Backed):
         running = sorted({0, *streams.running})
         return super().found(session) | {
             "streams": streams.next,
+            "questions": set(streams.questions),
             "primes": {s: dict.fromkeys(streams.primes(s)) for s in running if streams.primes(s)},
             "gone": {stream: evicted[stream][0] for stream in running if stream in evicted},
         }
 
 
 @pytest.mark.hypothesis
-@pytest.mark.rule("L1", "L4", "L7", "C5", "C6", "M1", "M2", "M3", "M4", "M6")
+@pytest.mark.rule("L1", "L4", "L7", "C5", "C6", "M1", "M2", "M3", "M4", "M6", "N1", "N2", "N3")
 def test_a_long_life_in_the_stream_view_is_as_a_naive_model_has_it() -> None:
     long = settings(max_examples=examples(0.4), stateful_step_count=40)
     run_state_machine_as_test(StreamView, settings=long)

@@ -218,9 +218,14 @@ class ClientEnd:
 
     # The application ------------------------------------------------------------------------------
 
-    def call(self, id: int) -> None:
+    def call(self, id: int, method: str) -> None:
         """The application sends a request."""
-        data = b'{"jsonrpc":"2.0","id":%d,"method":"tools/call"}' % id
+        data = b'{"jsonrpc":"2.0","id":%d,"method":"%s"}' % (id, method.encode())
+        self.put(Submit(data, peek(data)))
+
+    def reply(self, id: str) -> None:
+        """The application answers a question."""
+        data = b'{"jsonrpc":"2.0","id":%s,"result":{}}' % (id if id.isdecimal() else f'"{id}"').encode()
         self.put(Submit(data, peek(data)))
 
     def accept(self) -> bool:

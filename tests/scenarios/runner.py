@@ -15,7 +15,8 @@ its token. The line that begins with `=` says where both machines stand, wheneve
 
 `open` begins a world: a session, and its client, which reads its event stream from the start. With
 `policy=never` the client stays there until it is told otherwise; by default it goes to the door by
-itself when it has taken an event, in one step or, with `steps=2`, in two. `COMMANDS` is the rest.
+itself when it has taken an event, in one step or, with `steps=2`, in two. With `loss=supersede` it ends
+with its backend. `COMMANDS` is the rest.
 """
 
 from __future__ import annotations
@@ -38,6 +39,7 @@ __all__ = ["COMMANDS", "ScenarioError", "check", "run"]
 
 _SEPARATOR: Final = "----"
 _NOTE: Final = b'{"jsonrpc":"2.0","method":"notifications/n"}'
+_QUESTION: Final = b'{"jsonrpc":"2.0","id":%d,"method":"elicitation/create"}'
 _NAMES: Final = (
     *("events", "handshake", "upgrade", "messages", "ack", "delete"),  # requests
     *("200", "101", "acceptance", "answer"),  # and what comes of them
@@ -98,6 +100,9 @@ def _open(command: _Command) -> World:
     retain = command.named("retain")
     if retain is not None:
         limits["retain_events"] = int(retain)
+    limits["on_backend_loss"] = loss = command.named("loss") or "restart"
+    if loss not in ("restart", "supersede"):
+        raise ValueError("loss is restart or supersede")
     policy, steps = command.named("policy") or "auto", int(command.named("steps") or 1)
     if policy not in ("auto", "never", "require") or steps not in (1, 2):
         raise ValueError("policy is auto, never or require; steps are 1 or 2")
@@ -109,15 +114,45 @@ def _emit(world: World, command: _Command) -> None:
 
 
 def _call(world: World, command: _Command) -> None:
-    world.client.call(command.number())
+    world.client.call(command.number(), "tools/call")
+
+
+def _initialize(world: World, command: _Command) -> None:
+    world.client.call(command.number(), "initialize")
 
 
 def _answer(world: World, command: _Command) -> None:
     id = command.number()
     if id not in world.server.open:
         raise ValueError(f"the backend has no request {id} to answer")
-    world.server.open.remove(id)
-    world.server.emit(b'{"jsonrpc":"2.0","id":%d,"result":{}}' % id)
+    world.server.answer(id)
+
+
+def _question(world: World, command: _Command) -> None:
+    world.server.emit(_QUESTION % command.number())
+
+
+def _reply(world: World, command: _Command) -> None:
+    world.client.reply(command.next())
+
+
+def _backend(world: World, command: _Command) -> None:
+    match command.next("stops", "goes-on", "changes", "dies"):
+        case "stops":
+            world.server.takes = False
+        case "goes-on":
+            world.server.backend_goes_on()
+        case "changes":
+            world.server.version += 1
+        case _:
+            world.tell("backend", "dies")
+            world.server.backend_dies()
+
+
+def _server(world: World, command: _Command) -> None:
+    command.next("restarts")
+    world.tell("server", "dies, and another begins")
+    world.server.restarts()
 
 
 def _client(world: World, command: _Command) -> None:
@@ -243,7 +278,12 @@ def _other(kind: str) -> Callable[[World, _Command], None]:
 COMMANDS: Final[dict[str, Callable[[World, _Command], None]]] = {
     "emit": _emit,  # emit 3: the backend emits three notifications
     "call": _call,  # call 1: a request of the application
+    "initialize": _initialize,  # initialize 0: the same, which asks the backend what it is
     "answer": _answer,  # answer 1: the backend's result
+    "question": _question,  # question 1: the backend asks the application something
+    "reply": _reply,  # reply 1: the application's answer to a question, by the ID that it knows
+    "backend": _backend,  # backend stops | goes-on, taking messages; dies; changes: the next is a new version
+    "server": _server,  # server restarts: its process dies, and another finds the session
     "client": _client,  # client migrates | leaves | dies
     "application": _application,  # application stops | takes 2 | goes-on
     "hold": _hold,  # hold stream | socket | handshake | 101 | …: whatever is called so waits on the wire

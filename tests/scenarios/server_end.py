@@ -13,6 +13,7 @@ from gapless.errors import MalformedError
 from gapless.log.base import SessionKey
 from gapless.log.memory import MemoryLog
 from gapless.protocol.block import BlockDecoder
+from gapless.protocol.carried import Waiting
 from gapless.protocol.cursor import parse_cursor, parse_event_id
 from gapless.protocol.delivery import ConnectionId, Deliver, Delivery, Finish, Medium, Wait
 from gapless.protocol.inputs import (
@@ -25,19 +26,22 @@ from gapless.protocol.inputs import (
     Emitted,
     End,
     Ending,
+    Handed,
     Handshake,
     Input,
     Known,
     Listen,
+    Lost,
     Offered,
     Probing,
     Refused,
+    Revive,
     Serving,
     Stated,
     Upgrade,
     Verdict,
 )
-from gapless.protocol.jsonrpc import peek
+from gapless.protocol.jsonrpc import Kind, peek
 from gapless.protocol.record import write_record
 from gapless.protocol.refusal import Reason
 from gapless.protocol.seam import SessionState
@@ -45,6 +49,7 @@ from gapless.protocol.session import Session, View
 from gapless.protocol.settings import Limits
 from gapless.server.intake import message_input, message_number
 from gapless.server.live import as_write
+from gapless.server.sessions import own
 from tests.scenarios.wire import Link, Request
 from tests.scenarios.words import LINK0
 
@@ -79,8 +84,13 @@ class ServerEnd:
         self.session = Session(View.SESSION, LINK0, limits, "memory", 0.0)
         self.log = MemoryLog(clock=lambda: world.now)
         _run(self.log.create(_KEY, write_record(self.session, "p", None), LINK0))
-        self.open: set[Any] = set()
-        """Requests that the backend has not answered."""
+        self.open: dict[Any, str | None] = {}
+        """Requests that the backend has not answered: ID and method."""
+        self.version = 1
+        """What the backend says that it is; the one that runs, or the next."""
+        self.takes = True
+        """Whether the backend takes what it is given."""
+        self._fence = 0
         self._asking: list[_Asking] = []
         self._connections = count(1)
         self._offers = 0
@@ -97,6 +107,8 @@ class ServerEnd:
         parts.append(f"acked {outbox.acks.get(0, 0)}")
         if inbox.open:
             parts.append("open " + " ".join(str(id) for id in inbox.open))
+        if self.session.carried.waiting:
+            parts.append("waiting " + " ".join(str(m.number) for m in self.session.carried.waiting))
         return ", ".join(parts)
 
     # Inputs ---------------------------------------------------------------------------------------
@@ -111,13 +123,25 @@ class ServerEnd:
         state = self.session.door.state
         if state is not before:
             self.world.tell("server", f"{before.name} → {state.name}")
-        for effect in effects:
-            if isinstance(effect, Dispatch):
-                id = effect.envelope.id
-                what = effect.envelope.method if id is None else f"request {id}"
-                self.world.tell("server → backend", f"message {effect.number}: {what}")
-                self.open |= {id} - {None}
+        dispatched = [effect for effect in effects if isinstance(effect, Dispatch)]
+        for effect in dispatched:
+            self._hand_over(effect)
+        if dispatched and self.takes:
+            self.put(Handed(dispatched[-1].incarnation))
+        if dispatched and dispatched[-1].number == 0 and dispatched[-1].envelope.kind is Kind.REQUEST:
+            self.answer(dispatched[-1].envelope.id)
         return [effect for effect in effects if not isinstance(effect, Dispatch)]
+
+    def _hand_over(self, effect: Dispatch) -> None:
+        envelope = effect.envelope
+        what = envelope.method
+        if envelope.kind is Kind.RESPONSE:
+            what = f"answer to {envelope.id}"
+        elif envelope.kind is Kind.REQUEST:
+            self.open[envelope.id] = envelope.method
+            what = f"request {envelope.id}" if effect.number else what
+        name = f"message {effect.number}" if effect.number else "replay"
+        self.world.tell("server → backend", f"{name}: {what}")
 
     def _commit(self) -> None:
         session = self.session
@@ -127,7 +151,8 @@ class ServerEnd:
         commit = session.take()
         _run(
             self.log.commit(
-                _KEY, as_write(commit, write_record(session, "p", None) if commit.record else None, 0)
+                _KEY,
+                as_write(commit, write_record(session, "p", None) if commit.record else None, self._fence),
             )
         )
         session.confirm(commit)
@@ -136,7 +161,49 @@ class ServerEnd:
 
     def emit(self, *messages: bytes) -> None:
         """The backend emits messages; they share a commit."""
-        self.put(*(Emitted(data, peek(data)) for data in messages))
+        incarnation = self.session.carried.incarnation
+        self.put(*(Emitted(data, peek(data), None, incarnation) for data in messages))
+
+    def answer(self, id: Any) -> None:
+        """The backend answers a request: with what it is, if it is asked that."""
+        what = b""
+        if self.open.pop(id) == "initialize":
+            what = (
+                b'"serverInfo":{"name":"backend","version":"%d"},"capabilities":{"tools":{}}' % self.version
+            )
+            self.world.tell("backend", f"says that it is version {self.version}")
+        self.emit(b'{"jsonrpc":"2.0","id":%s,"result":{%s}}' % (msgspec.json.encode(id), what))
+
+    def backend_goes_on(self) -> None:
+        """The backend takes what it was given, and whatever comes."""
+        self.takes = True
+        self.put(Handed(self.session.carried.incarnation))
+
+    def backend_dies(self, message: str = "", *, taken_over: bool = False) -> None:
+        """The backend is gone, and the next one begins, if there is to be one (N2)."""
+        self.open.clear()
+        self.takes = True
+        self.put(Lost(message, taken_over))
+        carried = self.session.carried
+        numbers = sorted(n for n in carried.orders.values() if n <= self.session.dispatched)
+        entries = [_run(self.log.entries(_KEY, number - 1, 1))[0] for number in numbers]
+        self.put(Revive(tuple(Waiting(e.number, e.data, peek(e.data)) for e in entries)))
+
+    def restarts(self) -> None:
+        """The process dies with its backend and its connections; another finds the session in the log."""
+        self._asking.clear()
+        for link in self.world.links:
+            link.serving = False
+            if link.open:
+                self.world.broken(link, "both")
+        stored = _run(self.log.load(_KEY))
+        assert stored is not None
+        now = self.world.now
+        self.session, _, self._fence = _run(
+            own(self.log, stored, self.session.limits, None, now=now, unix=now)
+        )
+        if self.session.reason is None:
+            self.backend_dies(taken_over=True)
 
     def end(self, reason: Reason) -> None:
         """End the session."""

@@ -85,7 +85,7 @@ class Words:
         return block.event if not block.id else f"event {self.cursor(block.id)}"
 
     def _block(self, block: Block) -> str | None:
-        """One block; `None` for an event that is just a notification."""
+        """One block; `None` for an event that is a notification like any other."""
         if block.id is None:
             return self._control(block)
         if not block.data:
@@ -94,8 +94,15 @@ class Words:
         if block.event != "message":
             return f"event {seq} {block.event}{_terminal(block)}"
         envelope = peek(block.data)
+        if envelope.method == "notifications/cancelled":
+            return f"event {seq} withdraws question {envelope.target}"
+        method = envelope.method or ""
+        if method.endswith("/list_changed"):
+            return f"event {seq} {method.removeprefix('notifications/')}"
         if envelope.kind is Kind.NOTIFICATION:
             return None
+        if envelope.kind is Kind.REQUEST:
+            return f"event {seq} question {envelope.id}"
         error = _read(block).get("error")
         told = "result" if error is None else error["data"]["reason"]
         return f"event {seq} {told} of {envelope.id}"

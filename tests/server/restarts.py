@@ -3,8 +3,11 @@
 from __future__ import annotations
 
 import hashlib
+from contextlib import closing
 from pathlib import Path
 from typing import Any
+
+import apsw
 
 from gapless.log.base import SessionKey, Stored
 from gapless.log.sqlite import SqliteLog
@@ -14,7 +17,9 @@ __all__ = [
     "HELLO",
     "TOOLS",
     "called",
+    "hold_up",
     "key_of",
+    "killed",
     "logged",
     "recovered",
     "restarted",
@@ -90,6 +95,23 @@ async def restarted(serve: Serve, path: Path, *sessions: Session | Streams, **li
     return server
 
 
+async def killed(serve: Serve, path: Path, *sessions: Session | Streams, **limits: Any) -> Server:
+    """The sessions' server is as good as killed: another one starts on its log as it is this moment."""
+    copy = path.with_name("copy.db")
+    with closing(apsw.Connection(str(path))) as source, closing(apsw.Connection(str(copy))) as target:
+        with target.backup("main", source, "main") as backup:
+            backup.step()
+    log = SqliteLog(copy)
+    await log.start()
+    for owner in await log.owners():
+        await log.leave(owner.id)
+    await log.close()
+    server = await serve(SqliteLog(copy), **limits)
+    for session in sessions:
+        session.server = server
+    return server
+
+
 async def recovered(server: Server, backend: Scripted | None = None) -> Scripted:
     """The fresh backend, once it has taken a replayed handshake."""
     backend = backend or await server.backends.opened()
@@ -98,3 +120,20 @@ async def recovered(server: Server, backend: Scripted | None = None) -> Scripted
     await backend.emit(says(hello["id"]))
     assert (await backend.take())["method"] == "notifications/initialized"
     return backend
+
+
+async def hold_up(session: Session) -> None:
+    """Three requests, 1 to 3, after a handshake: one is handed over, one is about to be, one comes next.
+
+    All of them are dispatched, the latter two together, while the backends' gate was shut.
+    """
+    gate = session.server.backends.gate
+    gate.clear()
+    for number in (3, 4, 5):
+        assert (await session.post(number, request(number - 2))).status == 202
+    gate.set()
+    assert (await session.backend.take())["id"] == 1
+    gate.clear()
+    live = session.server.app.sessions._live[key_of(session.token)]
+    while (await stored(session.server, session)).dispatched < 5 or len(live._dispatches) != 1:
+        pass

@@ -4,11 +4,13 @@ from __future__ import annotations
 
 import asyncio
 import json
+import time
 
 import pytest
 
 from gapless.protocol.block import Block, BlockDecoder
 from gapless.protocol.cursor import link_after, parse_event_id
+from gapless.server import sessions as sessions_module
 from tests.server.harness import (
     JSON,
     Answer,
@@ -788,19 +790,24 @@ async def test_deletes_at_once_end_a_session_once(server: Server) -> None:
 
 
 @pytest.mark.rule("B4")
-async def test_a_tombstone_tells_the_reason_for_its_life_and_then_nothing(serve: Serve) -> None:
+async def test_a_tombstone_tells_the_reason_for_its_life_and_then_nothing(
+    serve: Serve, monkeypatch: pytest.MonkeyPatch
+) -> None:
     server = await serve(tombstone=100.0)
-    session = await server.started()
+    sessions, session = server.app.sessions, await server.started()
     await session.delete()
-    now = asyncio.get_running_loop().time()
-    await server.app.sessions.clean(now)
-    for later in (0, 99):
-        await server.app.sessions.clean(now + later)
+    now = time.time()
+    await sessions.clean(asyncio.get_running_loop().time())
+    assert list(sessions.all()) == []
+    for later in (0, 98):
+        monkeypatch.setattr(sessions_module.time, "time", lambda later=later: now + later)
+        await sessions._sweep()
         answer = await session.get(session.start)
         assert answer.reason == (404, "session-ended")
         assert answer.data["resume-cursor"] == 1
         assert (await session.denied(session.start)).reason == (404, "session-ended")
         assert (await server.ask("PUT", session.base, JSON)).reason == (404, "session-ended")
-    await server.app.sessions.clean(now + 101)
+    monkeypatch.setattr(sessions_module.time, "time", lambda: now + 101)
+    await sessions._sweep()
     assert (await session.get(session.start)).reason == (404, "session-unknown")
     assert await server.log.sessions() == (), "and the log has forgotten it"

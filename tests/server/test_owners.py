@@ -13,7 +13,7 @@ from pathlib import Path
 
 import pytest
 
-from gapless.log.base import OwnerId
+from gapless.log.base import OwnerId, SessionKey
 from gapless.log.sqlite import SqliteLog
 from tests.server.harness import (
     EventStream,
@@ -28,7 +28,7 @@ from tests.server.harness import (
     seq_of,
     soon,
 )
-from tests.server.restarts import called, key_of, logged, recovered, shaken, stored
+from tests.server.restarts import called, hold_up, key_of, logged, recovered, shaken, stored
 
 NEVER = 1000.0
 """A lease whose end no test lives to see."""
@@ -138,6 +138,66 @@ async def test_a_newcomer_through_one_process_probes_the_socket_that_is_bound_th
         stream = await session.events(session.start)
         assert await bound.closed() == 4410
         assert [event.event for event in await stream.events(2)] == ["message", "upgrade-accepted"]
+
+
+@pytest.mark.rule("N1", "S5")
+async def test_what_was_passed_on_is_not_passed_on_again(pair: Pair) -> None:
+    """The session has changed hands meanwhile: here, to an owner whose address is that of another."""
+    session = await shaken(pair.first)
+    (address,) = [o.address for o in await pair.first.log.owners() if o.id == owner_of(pair.first)]
+    found = await stored(pair.first, session)
+    await pair.first.log.acquire(found.key, found.fence, await pair.first.log.join(address))
+    pair.first.app.sessions._live.clear()
+    session.server = pair.second
+    assert (await session.get(session.start)).reason == (503, "limit")
+    assert (await session.denied(session.start)).reason == (503, "limit")
+
+
+@pytest.mark.rule("N1")
+async def test_a_session_that_is_a_process_s_own_and_not_live_there_is_taken_up_again(pair: Pair) -> None:
+    session = await shaken(pair.first)
+    fence = (await stored(pair.first, session)).fence
+    pair.first.app.sessions._live.clear()
+    assert (await session.get("junk")).reason == (400, "malformed")
+    found = await stored(pair.first, session)
+    assert (found.owner, found.fence) == (owner_of(pair.first), fence + 1)
+
+
+@pytest.mark.rule("N1", "B9")
+async def test_a_session_that_lives_elsewhere_is_not_ours_to_expire(serve: Serve, path: Path) -> None:
+    first = await serve(SqliteLog(path), lease=NEVER)
+    session = await shaken(first)
+    second = await serve(SqliteLog(path), lease=NEVER, session_expiry=0.001)
+    for _ in range(3):
+        await second.app.sessions._sweep()
+    assert second.app.sessions._orphans == {}, "it has not begun to count"
+    assert (await session.post(3, request(1))).json() == {"received": 3}
+    assert await second.app.sessions._load(key_of(session.token), expire=True) is not None
+    assert (await session.post(4, request(2))).json() == {"received": 4}
+
+
+@pytest.mark.rule("N1")
+async def test_a_session_that_is_opened_while_losses_are_looked_into_is_none_of_them(
+    serve: Serve, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    server = await serve()
+    looked, go = asyncio.Event(), asyncio.Event()
+    owned = server.log.owned
+
+    async def slowly(owner: OwnerId) -> frozenset[SessionKey]:
+        found = await owned(owner)
+        looked.set()
+        await go.wait()
+        return found
+
+    monkeypatch.setattr(server.log, "owned", slowly)
+    looking = asyncio.create_task(server.app.sessions._check_owned())
+    await soon(looked.wait())
+    session = await shaken(server)
+    go.set()
+    await soon(looking)
+    assert (await session.post(3, request(1))).json() == {"received": 3}
+    assert not session.backend.closed.is_set()
 
 
 @pytest.mark.rule("N1")
@@ -351,7 +411,7 @@ async def test_an_owner_that_cannot_be_reached_may_live_until_its_lease_is_over(
     serve: Serve, path: Path, ghost: Callable[[str], Ghost]
 ) -> None:
     session = await left_behind(serve, path)
-    session.server = server = await serve(SqliteLog(path), lease=0.3)
+    session.server = server = await serve(SqliteLog(path), lease=1.0)
     await ghost("missing").haunt(server, session)
     fence = (await stored(server, session)).fence
     refused = await session.get(session.start)
@@ -388,6 +448,8 @@ async def test_a_process_learns_by_its_next_sign_of_life_that_a_session_was_take
     socket = await bound.bind(bound.start)
     await socket.cross()
     listening = await kept.events(kept.start)
+    assert old.app.sessions._janitor is not None
+    old.app.sessions._janitor.cancel()  # it would come, in its own time
     with caplog.at_level(logging.CRITICAL, "gapless"):
         other = await old.log.join("/nowhere/door.sock")
         for each in (quiet, bound):
@@ -408,22 +470,22 @@ async def test_a_process_that_stood_still_appends_nothing_dispatches_nothing_and
 ) -> None:
     old = await serve(SqliteLog(path), lease=NEVER)
     session = await shaken(old)
-    old.backends.gate.clear()
-    await session.post(3, request(1))  # being handed over
-    await session.post(4, request(2))  # waits
+    await hold_up(session)
+    assert (await session.post(6, request(4))).status == 202  # waits
     with caplog.at_level(logging.CRITICAL, "gapless"):
         new = await _taken_by(serve, path, session, old)
         backend = await recovered(new)
-        assert (await backend.take())["id"] == 2
+        assert (await backend.take())["id"] == 4
         before = await logged(new, session)
+        assert before.count(b'"outcome-unknown"') == 3
         old.backends.gate.set()
         await session.backend.emit(note("of the old one"))
         await soon(session.backend.closed.wait())
         session.server = old
-        assert (await session.post(5, request(3))).json() == {"received": 5}
-    assert (await backend.take())["id"] == 3
+        assert (await session.post(7, request(5))).json() == {"received": 7}
+    assert (await backend.take())["id"] == 5
     ids = [json.loads(data).get("id") for data in session.backend.sent]
-    assert ids == [0, None, 1], "what it was handing over; what waited, the other has"
+    assert ids == [0, None, 1, 2], "the last of them it was handing over when it stood still"
     assert await logged(new, session) == before
 
 

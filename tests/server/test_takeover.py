@@ -11,8 +11,10 @@ import pytest
 
 from gapless.errors import BackendError
 from gapless.log.sqlite import SqliteLog
+from gapless.protocol.record import read_record
 from gapless.protocol.recovery import FUTILE
 from gapless.protocol.refusal import Refusal
+from gapless.protocol.seam import SessionState
 from gapless.server import live as live_module
 from gapless.server import sessions as sessions_module
 from tests.server.harness import (
@@ -27,7 +29,18 @@ from tests.server.harness import (
     seq_of,
     soon,
 )
-from tests.server.restarts import called, key_of, logged, recovered, restarted, says, shaken, stored
+from tests.server.restarts import (
+    called,
+    hold_up,
+    key_of,
+    killed,
+    logged,
+    recovered,
+    restarted,
+    says,
+    shaken,
+    stored,
+)
 
 LISTS = ["notifications/tools/list_changed", "notifications/resources/list_changed"]
 """What a client is told once a fresh backend goes on for the last one."""
@@ -115,13 +128,15 @@ async def test_a_message_that_comes_while_the_fresh_backend_is_told_waits_for_th
 
 @pytest.mark.rule("N2", "B6")
 @pytest.mark.parametrize("asked", ["events", "handshake", "upgrade"])
-async def test_a_socket_that_was_bound_at_the_restart_is_not_probed(
+async def test_a_socket_that_was_bound_when_its_server_was_killed_is_not_probed(
     serve: Serve, server: Server, path: Path, asked: str
 ) -> None:
     session = await shaken(server)
     socket = await session.bind(session.start)
     cursor = str((await socket.cross())[-1].id)
-    await restarted(serve, path, session, probe_timeout=NEVER)
+    await killed(serve, path, session, probe_timeout=NEVER)
+    record = read_record((await stored(session.server, session)).record)
+    assert record.state is SessionState.WEBSOCKET_BOUND
     found: Any
     match asked:
         case "events":
@@ -284,6 +299,37 @@ async def test_a_backend_that_dies_is_replaced_under_its_open_connections(serve:
         assert await connection.message() == result(8)
 
 
+@pytest.mark.rule("N2", "L7", "M2", "M3")
+async def test_a_backend_of_the_stream_view_that_dies_is_replaced_and_its_calls_are_answered(
+    server: Server,
+) -> None:
+    streams = await called(server)
+    listening, call = await streams.listen(), await streams.call(1)
+    await streams.backend.take()
+    await streams.backend.lose()
+    assert unknown(await call.message(), 1)
+    assert await call.end() == []
+    call = await streams.call(1)
+    backend = await recovered(server)
+    assert [(await listening.message())["method"] for _ in LISTS] == LISTS
+    assert (await backend.take())["id"] == 1
+    await backend.say(result(1))
+    assert await call.message() == result(1)
+
+
+@pytest.mark.rule("N2", "S6")
+async def test_what_was_dispatched_to_a_dead_backend_is_not_handed_to_the_next(server: Server) -> None:
+    session = await shaken(server)
+    await hold_up(session)
+    await session.backend.lose()
+    server.backends.gate.set()
+    backend = await recovered(server)
+    assert (await session.post(6, request(4))).status == 202
+    assert (await backend.take())["id"] == 4
+    assert (await logged(server, session)).count(b'"outcome-unknown"') == 3
+    assert [json.loads(data).get("id") for data in session.backend.sent] == [0, None, 1, 2]
+
+
 @pytest.mark.rule("N2")
 async def test_a_fresh_backend_is_told_what_the_last_one_was_and_its_answers_are_swallowed(
     serve: Serve, server: Server, path: Path
@@ -358,8 +404,12 @@ async def test_a_fresh_backend_that_hangs_is_given_up_and_the_next_one_goes_on(
         hanging = await server.backends.opened()
         assert (await session.post(3, request(1))).status == 202
         await soon(hanging.closed.wait())
-    backend = await recovered(server)
-    await hanging.emit(says(json.loads(hanging.sent[0])["id"]))  # too late
+    backend = await server.backends.opened()
+    hello = await backend.take()
+    assert hello == json.loads(hanging.sent[0])
+    await hanging.emit(says(hello["id"], version="2"))  # too late
+    await backend.emit(says(hello["id"]))
+    assert (await backend.take())["method"] == "notifications/initialized"
     assert [(await stream.message())["method"] for _ in LISTS] == LISTS
     assert (await backend.take())["id"] == 1
     assert len(hanging.sent) == 1, "the handshake, which it never answered"
@@ -508,13 +558,18 @@ async def test_a_request_of_another_principal_takes_nothing_over(
 
 @pytest.mark.rule("B9", "N2", "L7")
 async def test_a_session_that_nobody_comes_back_for_expires_and_what_it_had_open_is_settled(
-    serve: Serve, server: Server, path: Path
+    serve: Serve, server: Server, path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     session, streams = await shaken(server), await called(server)
     await session.post(3, request(7))
     await session.backend.take()
-    server = await restarted(serve, path, session, streams, session_expiry=0.001)
+    now = (await stored(server, streams)).updated
+    server = await restarted(serve, path, session, streams, session_expiry=NEVER)
+    monkeypatch.setattr(sessions_module.time, "time", lambda: now + 2 * NEVER)
     await server.app.sessions._sweep()
+    seen = server.app.sessions._orphans
+    assert set(seen) == {key_of(session.token), key_of(streams.token)}
+    seen.update(dict.fromkeys(seen, asyncio.get_running_loop().time() - NEVER))
     await server.app.sessions._sweep()
     assert (await session.get(session.start)).reason == (404, "session-expired")
     assert (await streams.get()).reason == (404, "session-expired")
@@ -548,6 +603,7 @@ async def test_a_tombstone_stands_across_restarts_and_goes_when_it_is_time(
     server = await restarted(serve, path, session)
     await server.app.sessions._sweep()
     assert (await session.get(session.start)).reason == (404, "session-ended")
+    assert list(server.app.sessions.all()) == [], "who reads a tombstone owns nothing by that"
     server = await restarted(serve, path, session, tombstone=0.001)
     await server.app.sessions._sweep()
     assert (await session.get(session.start)).reason == (404, "session-unknown")

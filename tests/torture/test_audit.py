@@ -163,7 +163,7 @@ def test_two_segments_deleted_side_by_side_are_one_range(path: Path) -> None:
 
 @pytest.mark.rule("L1")
 def test_a_segment_that_is_there_twice_is_repeated(path: Path) -> None:
-    damage(path, "INSERT INTO segment SELECT NULL, session, first, 5, data FROM segment WHERE first = 5")
+    damage(path, "INSERT INTO segment SELECT NULL, session, first, 5, data, at FROM segment WHERE first = 5")
     assert found(only(path)) == [("events-repeated", 5, 6)]
 
 
@@ -394,8 +394,8 @@ def test_what_comes_after_the_end_is_named(tmp_path: Path) -> None:
     async def go_on(session: Written) -> None:
         await session.note(2)
         await session.end()  # 3
-        session.machine._append(0, "message", b"{}", 0.0)
-        session.machine._append(0, "message", b"{}", 0.0)
+        session.machine.append(0, "message", b"{}", 0.0)
+        session.machine.append(0, "message", b"{}", 0.0)
         await session.commit()
 
     assert found(only(write_log(tmp_path / "log.db", go_on))) == [("after-the-end", 4, 5)]

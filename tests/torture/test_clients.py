@@ -8,6 +8,7 @@ from collections.abc import AsyncGenerator, Awaitable, Callable
 from contextlib import asynccontextmanager, suppress
 from typing import Any, Self
 
+import httpx2
 import pytest
 from websockets.asyncio.server import ServerConnection, serve
 
@@ -238,6 +239,7 @@ async def test_a_stream_that_breaks_is_resumed_after_the_last_id() -> None:
         assert (session.resumes, session.unresumable) == (2, 0)
         assert (session.streams[1].first, session.streams[1].last) == ("a", "z")
         assert session.ids == {*"abcdz"}
+        assert session.streams[1].given == [*"abcdz"]
 
 
 async def test_an_id_without_a_message_is_one_to_resume_from() -> None:
@@ -309,11 +311,115 @@ async def test_an_answer_without_a_stream_is_taken_under_the_calls_id() -> None:
         assert session.unresumable == 0
 
 
+class Unheard(StandardSession):
+    """Nobody listens when it calls for the first time, nor for the second."""
+
+    calls = 0
+
+    @asynccontextmanager
+    async def send(
+        self, method: str, message: dict[str, Any] | None = None, cursor: str | None = None
+    ) -> AsyncGenerator[Answer]:
+        self.calls += method == "POST"
+        if self.calls in (1, 2):
+            raise httpx2.ConnectError("refused")
+        async with super().send(method, message, cursor) as answer:
+            yield answer
+
+
+async def test_a_call_is_sent_again_where_nobody_listens_for_it_cannot_have_arrived(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    monkeypatch.setattr(standard, "_NOBODY", 0.0)
+    async with scripted() as server:
+        server.call = says(*(logged(number, f"{number}") for number in range(1, 5)), LAST)
+        async with Unheard(server.url, Trace()) as session:
+            account = session.start(CLIMB, 1)
+            assert await soon(session.until(lambda: account.result is not None, 10))
+        assert account.answered
+        assert (session.calls, session.unresumable, len(server.asked)) == (3, 0, 1)
+
+
+async def test_a_call_that_nobody_listens_to_for_too_long_is_given_up(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    monkeypatch.setattr(standard, "ASKED", -1.0)
+    async with scripted() as server, Unheard(server.url, Trace()) as session:
+        account = session.start(CLIMB, 1)
+        assert await soon(session.until(lambda: account.result is not None, 10))
+        assert (session.calls, session.unresumable) == (1, 1)
+
+
+async def test_a_connection_that_is_reset_as_it_is_made_carried_nothing(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    async def trips(self: Any, request: httpx2.Request) -> httpx2.Response:
+        raise AttributeError("'NoneType' object has no attribute 'getpeername'")
+
+    monkeypatch.setattr(httpx2.AsyncHTTPTransport, "handle_async_request", trips)
+    async with reading.http_client() as client:
+        with pytest.raises(httpx2.ConnectError, match="getpeername"):
+            await client.get("http://127.0.0.1:9/")
+
+
 # Patience ---------------------------------------------------------------------------------------------------
 
 
 async def refused(asked: Asked) -> None:
     asked.answers(404, b"not found", "text/plain")
+
+
+OVER = json.dumps(
+    {
+        "jsonrpc": "2.0",
+        "id": None,
+        "error": {"code": -32000, "message": "over", "data": {"reason": "session-expired"}},
+    }
+).encode()
+
+
+@pytest.mark.parametrize("method", ["call", "get"])
+async def test_a_404_in_words_of_ours_says_that_the_session_is_over(method: str) -> None:
+    async def over(asked: Asked) -> None:
+        asked.answers(404, OVER)
+
+    async with scripted() as server:
+        server.call = says(logged(1, "a"), then=breaks)
+        setattr(server, method, over)
+        async with StandardSession(server.url, Trace()) as session:
+            await soon(session.open())
+            session.start(CLIMB, 1)
+            assert not await soon(session.until(lambda: False, 3600))
+            assert session.ended == "session-expired"
+
+
+async def evicted(asked: Asked) -> None:
+    asked.answers(409, OVER.replace(b"session-expired", b"cursor-evicted"))
+
+
+@pytest.mark.parametrize("script", [refused, evicted])
+async def test_a_404_of_somebody_else_or_a_409_does_not_end_the_session(script: Script) -> None:
+    async with scripted() as server:
+        server.call = says(logged(1, "a"), then=breaks)
+        server.get = script
+        session, _ = await climbed(server)
+        assert session.ended == ""
+
+
+async def test_the_standalone_stream_is_kept_when_all_calls_are_complete_if_it_is_to_last() -> None:
+    async with scripted() as server:
+        again = asyncio.Event()
+
+        async def once_more(asked: Asked) -> None:
+            again.set()
+            await chatters(asked)
+
+        server.get = one_by_one(says(event("a", {}), then=breaks), once_more)
+        async with StandardSession(server.url, Trace()) as session:
+            await soon(session.open())
+            assert await soon(session.listen(lasting=True))
+            await soon(again.wait())
+        assert server.cursors == [None, "a"]
 
 
 @pytest.mark.parametrize(("script", "how"), [(ends, "ended"), (refused, "refused")])

@@ -149,6 +149,39 @@ def test_an_answer_that_is_not_the_climbs_own_end_is_a_result_but_no_answer(last
     assert not ended.answered
 
 
+def test_rungs_after_the_answer_are_late_on_its_own_stream_and_nowhere_else() -> None:
+    two = Account(CLIMB, 1)
+    for message, stream in (
+        (rung(1), 1),
+        (rung(4), 0),
+        (answer(), 1),
+        (rung(2), 1),
+        (rung(1), 1),
+        (rung(5), 0),
+    ):
+        two.take(message, stream)
+    assert (two.before, two.late) == (2, [2])
+    assert account(rung(1)).late == []
+    assert account(rung(1)).before is None
+
+
+@pytest.mark.parametrize(
+    ("error", "unknown"),
+    [
+        ({"code": -32000, "data": {"reason": "outcome-unknown"}}, True),
+        ({"code": -32000, "data": {"reason": "outcome-unknown", "cause": "closed"}}, True),
+        ({"code": -32603, "data": {"reason": "outcome-unknown"}}, False),
+        ({"code": -32000, "data": {"reason": "backend-lost"}}, False),
+        ({"code": -32000, "data": None}, False),
+        ({"code": -32000}, False),
+        (None, False),
+    ],
+)
+def test_of_which_outcome_nobody_knows_is_said_in_the_error_s_data(error: Any, unknown: bool) -> None:
+    assert account({"id": 1, "error": error}).outcome_unknown is unknown
+    assert not account(rung(1)).outcome_unknown
+
+
 # What is of no concern -------------------------------------------------------------------------------------
 
 OTHER = Climb("resume-1-bb", 10, 0.01, ALL)
@@ -259,7 +292,7 @@ def test_a_message_is_counted_once_however_many_climbs_there_are() -> None:
     first, second = ledger.start(CLIMB, 1), ledger.start(OTHER, 2)
     for message in (rung(1), rung(1, OTHER), rung(2, OTHER), note("message", {})):
         ledger.take(message)
-    assert ledger.count == 4
+    assert (ledger.count, ledger.rungs) == (4, 3)
     assert (first.rungs, second.rungs) == ([1], [1, 2])
 
 

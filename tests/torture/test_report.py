@@ -156,6 +156,13 @@ def test_the_command_line_of_a_failure_repeats_it(target: Aim, shrunk: str | Non
     assert schedule == (RESUME().plan(17) if shrunk is None else parse_schedule(shrunk))
 
 
+def test_a_trial_that_went_on_from_others_is_repeated_with_them() -> None:
+    trial = failed(19)
+    trial.since = 17
+    params, _ = again(trial, TARGETS[1])
+    assert (params["seed"], params["trials"]) == (17, 3)
+
+
 def test_a_schedule_that_is_its_seeds_own_need_not_be_given() -> None:
     params, _ = again(failed(), TARGETS[0])
     assert params["schedule"] is None

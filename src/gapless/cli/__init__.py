@@ -1,4 +1,4 @@
-"""The `gapless` command: serve, call, sessions, audit, version."""
+"""The `gapless` command: serve, call, sessions, log, audit, torture, version."""
 
 from __future__ import annotations
 
@@ -9,6 +9,7 @@ import typer
 
 from gapless.cli.audit import AUDIT_EXAMPLES, audit_log
 from gapless.cli.call import CALL_EXAMPLES, call
+from gapless.cli.log import log
 from gapless.cli.output import examples, fail, options
 from gapless.cli.serve import SERVE_EXAMPLES, serve
 from gapless.cli.sessions import sessions
@@ -49,6 +50,7 @@ def gapless(
 app.command(epilog=SERVE_EXAMPLES)(serve)
 app.command(epilog=CALL_EXAMPLES)(call)
 app.add_typer(sessions)
+app.add_typer(log)
 app.command("audit", epilog=AUDIT_EXAMPLES)(audit_log)
 app.command(epilog=TORTURE_EXAMPLES)(torture)
 app.command(epilog=examples("gapless version", "gapless --version"))(version)

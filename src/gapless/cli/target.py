@@ -6,20 +6,28 @@ import asyncio
 import os
 import re
 import shlex
+import shutil
+import socket
 import sys
 import tempfile
-from collections.abc import AsyncGenerator, Sequence
-from contextlib import asynccontextmanager, suppress
+from asyncio.subprocess import Process
+from collections.abc import AsyncGenerator, Mapping, Sequence
+from contextlib import AbstractContextManager, asynccontextmanager, suppress
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Final
+from typing import TYPE_CHECKING, Final
 from urllib.parse import urlsplit
 
 from gapless.errors import TargetError, UsageError
 
-__all__ = ["Aim", "aim", "aimed", "serving"]
+if TYPE_CHECKING:
+    from gapless.log.snapshot import Snapshot
+
+__all__ = ["Aim", "Mortal", "aim", "aimed", "mortal", "serving"]
 
 _STARTING: Final = 30.0
+_BINDINGS: Final = 5
+_BINDING: Final = 0.2
 _STOPPING: Final = 10.0
 _LISTENS: Final = re.compile(rb"http://127\.0\.0\.1:\d+\S*(?=,)")
 
@@ -106,14 +114,7 @@ async def serving(arguments: Sequence[str], **environment: str) -> AsyncGenerato
     Raises:
         TargetError: it does not start.
     """
-    process = await asyncio.create_subprocess_exec(
-        sys.executable,
-        *("-m", "gapless", "serve", "--port", "0", *arguments),
-        stdin=asyncio.subprocess.DEVNULL,
-        stdout=asyncio.subprocess.DEVNULL,
-        stderr=asyncio.subprocess.PIPE,
-        env={**os.environ, **environment},
-    )
+    process = await _serve(("--port", "0", *arguments), environment)
     assert process.stderr is not None
     reading: asyncio.Task[None] | None = None
     try:
@@ -129,9 +130,104 @@ async def serving(arguments: Sequence[str], **environment: str) -> AsyncGenerato
         except TimeoutError:
             process.kill()
             await process.wait()
-        if reading is not None:
-            await asyncio.wait({reading}, timeout=1.0)  # whoever it has started may hold the pipe
-            reading.cancel()
+        await _read_out(reading)
+
+
+class Mortal:
+    """`gapless serve` on one log and one port: a process that may be killed, and started again.
+
+    Attributes:
+        folder: everything of it is in there, and goes with the block.
+        url: of its MCP endpoint.
+        journal: the file in which its ladder notes every climb that it begins.
+        kept: the folder is to be left behind.
+    """
+
+    def __init__(self, target: Aim, options: Sequence[str], folder: Path) -> None:
+        self.folder = folder
+        self.journal = folder / "journal"
+        self.kept = False
+        self._log = folder / "torture.db"
+        port = _free_port()
+        self.url = f"http://127.0.0.1:{port}/mcp"
+        self._arguments = ("--port", str(port), "--log", f"sqlite:///{self._log}", *options, *target.served)
+        self._process: Process | None = None
+        self._reading: asyncio.Task[None] | None = None
+
+    async def start(self) -> None:
+        """Start a process. It does not listen yet."""
+        self._process = await _serve(self._arguments, {"LADDER_JOURNAL": str(self.journal)})
+
+    async def listens(self) -> None:
+        """Wait until it listens; if the dead one holds the port still, it is started again.
+
+        Raises:
+            TargetError: it has ended, or does not listen after half a minute.
+        """
+        for attempt in range(_BINDINGS):
+            assert self._process is not None
+            assert self._process.stderr is not None
+            try:
+                await _listening(self._process.stderr)
+            except TargetError as error:
+                if "is in use" not in str(error) or attempt == _BINDINGS - 1:
+                    raise
+                await asyncio.sleep(_BINDING)
+                await self.start()
+            else:
+                self._reading = asyncio.create_task(_drain(self._process.stderr))
+                return
+
+    async def kill(self) -> None:
+        """SIGKILL, and wait until it is gone."""
+        if self._process is None:
+            return
+        with suppress(ProcessLookupError):
+            self._process.kill()
+        await self._process.wait()
+        await _read_out(self._reading)
+        self._process = self._reading = None
+
+    def log(self) -> AbstractContextManager[Snapshot]:
+        """Its log as it is now."""
+        from gapless.log.snapshot import snapshot
+
+        return snapshot(self._log)
+
+
+@asynccontextmanager
+async def mortal(target: Aim, options: Sequence[str]) -> AsyncGenerator[Mortal]:
+    """A target that we serve, not started yet; what runs of it when the block ends is killed."""
+    folder = Path(tempfile.mkdtemp(prefix="gapless-torture-"))
+    server = Mortal(target, options, folder)
+    try:
+        yield server
+    finally:
+        await server.kill()
+        if not server.kept:
+            shutil.rmtree(folder)
+
+
+def _free_port() -> int:
+    with socket.create_server(("127.0.0.1", 0)) as free:
+        return int(free.getsockname()[1])
+
+
+async def _serve(arguments: Sequence[str], environment: Mapping[str, str]) -> Process:
+    return await asyncio.create_subprocess_exec(
+        sys.executable,
+        *("-m", "gapless", "serve", *arguments),
+        stdin=asyncio.subprocess.DEVNULL,
+        stdout=asyncio.subprocess.DEVNULL,
+        stderr=asyncio.subprocess.PIPE,
+        env={**os.environ, **environment},
+    )
+
+
+async def _read_out(reading: asyncio.Task[None] | None) -> None:
+    if reading is not None:
+        await asyncio.wait({reading}, timeout=1.0)  # whoever it has started may hold the pipe
+        reading.cancel()
 
 
 async def _listening(stream: asyncio.StreamReader) -> str:

@@ -36,6 +36,7 @@ TORTURE_EXAMPLES: Final = examples(
 
 _COMMAND_TRIALS: Final = 50
 """Trials of an experiment against a stdio server, which is started anew for each session."""
+_NOT_OURS: Final = "it kills the server, and one that we did not start is not ours to kill"
 _CROWDS: Final = frozenset({"crowd"})
 """Experiments with hundreds of sessions: unless named they are spared a command, which each would start."""
 _SHRUNK: Final = 5
@@ -66,7 +67,7 @@ def torture(
             "--experiment",
             "-e",
             metavar="<name>",
-            help="resume, migration, failover, boundary, crowd or storm; repeat it for several. "
+            help="resume, migration, failover, boundary, crowd, storm or kill; repeat it for several. "
             "[dim]\\[default: all that the server's protocol allows][/dim]",
         ),
     ] = None,
@@ -97,7 +98,7 @@ def torture(
 
     The server offers the tools ladder and runs, which emit numbered events.
 
-    A proxy on this machine cuts, delays and swallows them, by each trial's seed.
+    A proxy on this machine cuts, delays and swallows them, by each trial's seed; kill kills the server.
 
     A failed trial is repeated with fewer faults, and printed as a command.
 
@@ -105,12 +106,17 @@ def torture(
     """
     from gapless.cli.target import aim
     from gapless.torture.experiments import EXPERIMENTS
+    from gapless.torture.experiments.kill import Kill
     from gapless.torture.schedule import parse_schedule
 
-    unknown = sorted(set(experiment or ()) - set(EXPERIMENTS))
+    known = (*EXPERIMENTS, Kill.name)
+    unknown = sorted(set(experiment or ()) - set(known))
     if unknown:
-        raise UsageError(f"there is no experiment {unknown[0]!r}", hint=f"there are {', '.join(EXPERIMENTS)}")
+        raise UsageError(f"there is no experiment {unknown[0]!r}", hint=f"there are {', '.join(known)}")
     aiming = aim(target or [], app)
+    kills = not experiment or Kill.name in experiment
+    if aiming.url is not None and experiment and kills:
+        raise UsageError(f"{Kill.name}: {_NOT_OURS}", hint="name it by --app, or by its command after --")
     if aiming.command and trials is None:
         trials = _COMMAND_TRIALS
         say(f"{trials} trials of each, for the command is started for every session; --trials sets another")
@@ -119,6 +125,7 @@ def torture(
         aiming,
         chosen,
         bool(experiment),
+        kills,
         trials,
         seconds,
         seed,
@@ -143,6 +150,8 @@ class _Run:
     chosen: Sequence[type[Experiment]]
     named: bool
     """Whether the experiments were named, so that one that cannot be run is an error."""
+    kills: bool
+    """Whether the server is to be killed as well."""
     trials: int | None
     seconds: float | None
     seed: int
@@ -175,7 +184,25 @@ class _Run:
                     left_out[kind.name] = why
                     continue
                 results.append(await self._experiment(kind, target))
+        if self.kills and self.target.url is not None:
+            left_out["kill"] = _NOT_OURS
+        elif self.kills:
+            results.append(await self._kill())
         return results, left_out
+
+    async def _kill(self) -> Result:
+        from gapless.cli.target import mortal
+        from gapless.torture.experiments.kill import Kill
+
+        count = self.trials if self.trials is not None else Kill.trials
+        async with mortal(self.target, Kill.serve) as server:
+            with _progress(Kill.name, count, "kills") as step:
+                seeds = range(self.seed, self.seed + count)
+                result = await Kill().run(server, iter(seeds), seconds=self.seconds, done=step)
+            server.kept = bool(result.failed)
+        if server.kept:
+            say(f"{Kill.name}: the log, the receipts and the journal are kept in {server.folder}")
+        return result
 
     async def _experiment(self, kind: type[Experiment], target: Target) -> Result:
         from gapless.torture.trials import run_experiment, shrink
@@ -204,7 +231,7 @@ class _Run:
 
 
 @contextmanager
-def _progress(name: str, count: int) -> Generator[Callable[[Trial], None]]:
+def _progress(name: str, count: int, what: str = "trials") -> Generator[Callable[[Trial], None]]:
     """A bar on a terminal, a line now and then elsewhere; yields what is to be called with each trial."""
     failed = 0
     done = 0
@@ -218,7 +245,7 @@ def _progress(name: str, count: int) -> Generator[Callable[[Trial], None]]:
             nonlocal failed, done
             failed, done = failed + trial.failed, done + 1
             if done % _SAID_EVERY == 0 or done == count:
-                say(f"{words()}, {done:,} of {count:,} trials")
+                say(f"{words()}, {done:,} of {count:,} {what}")
 
         yield say_step
         return

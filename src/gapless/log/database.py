@@ -64,11 +64,6 @@ class Files:
         if self._look() != self._opened:
             raise _ReplacedError
 
-    def release(self, db: apsw.Connection) -> None:
-        """Before the last connection closes, which deletes what is beside the file, by name."""
-        if self._look() != self._opened:
-            db.config(apsw.SQLITE_DBCONFIG_NO_CKPT_ON_CLOSE, 1)  # it is somebody else's by now
-
     def _look(self) -> list[tuple[int, int]] | None:
         try:
             return [(about.st_dev, about.st_ino) for about in map(os.stat, self._paths)]

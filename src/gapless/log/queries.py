@@ -36,20 +36,24 @@ _STORED: Final = """
 
 
 def load(db: apsw.Connection, key: SessionKey) -> Stored | None:
+    """As `Log.load`."""
     row = db.execute(f"{_STORED} WHERE key = ?", (key,)).fetchone()
     return None if row is None else Stored(*row)
 
 
 def sessions(db: apsw.Connection, before: float | None = None) -> tuple[Stored, ...]:
+    """As `Log.sessions`."""
     which = "key IS NOT NULL AND updated < ifnull(?, 9e999)"
     return tuple(Stored(*row) for row in db.execute(f"{_STORED} WHERE {which} ORDER BY id", (before,)))
 
 
 def owners(db: apsw.Connection) -> tuple[Owner, ...]:
+    """As `Log.owners`."""
     return tuple(Owner(*row) for row in db.execute("SELECT id, address, beat, losses FROM owner ORDER BY id"))
 
 
 def owned(db: apsw.Connection, owner: OwnerId) -> frozenset[SessionKey]:
+    """As `Log.owned`."""
     rows = db.execute("SELECT key FROM session WHERE owner = ? AND key IS NOT NULL", (owner,))
     return frozenset(key for (key,) in rows)
 
@@ -62,6 +66,7 @@ def confirm(db: apsw.Connection, key: SessionKey, write: Write) -> None:
 
 
 def read(db: apsw.Connection, key: SessionKey, after: int, upto: int, limit: int) -> tuple[bytes, int]:
+    """As `Log.read`."""
     rows = db.execute(
         """
         SELECT session.floor, session.committed, segment.first, segment.last, segment.data
@@ -86,6 +91,7 @@ def read(db: apsw.Connection, key: SessionKey, after: int, upto: int, limit: int
 
 
 def runs(db: apsw.Connection, key: SessionKey) -> tuple[Run, ...]:
+    """As `Log.runs`."""
     rows = db.execute(
         """
         SELECT session.floor, session.committed, session.updated,
@@ -106,6 +112,7 @@ def runs(db: apsw.Connection, key: SessionKey) -> tuple[Run, ...]:
 
 
 def link(db: apsw.Connection, key: SessionKey, seq: int) -> Link | None:
+    """As `Log.link`."""
     row = db.execute(
         """
         SELECT session.committed, session.link, session.floor, session.floor_link,
@@ -130,6 +137,7 @@ def link(db: apsw.Connection, key: SessionKey, seq: int) -> Link | None:
 
 
 def digest(db: apsw.Connection, key: SessionKey, number: int) -> Digest | None:
+    """As `Log.digest`."""
     row = db.execute(
         "SELECT digest FROM session JOIN inbox ON session = session.id WHERE key = ? AND number = ?",
         (key, number),
@@ -138,6 +146,7 @@ def digest(db: apsw.Connection, key: SessionKey, number: int) -> Digest | None:
 
 
 def entries(db: apsw.Connection, key: SessionKey, after: int, limit: int) -> tuple[Entry, ...]:
+    """As `Log.entries`."""
     rows = db.execute(
         """
         SELECT number, digest, data FROM session JOIN inbox ON session = session.id

@@ -112,9 +112,8 @@ def snapshot(path: str | os.PathLike[str]) -> Generator[Snapshot]:
             db.set_busy_timeout(_BUSY_MS)
             db.set_progress_handler(lambda: False, STEPS)  # so that Ctrl-C ends a long query
             db.execute("BEGIN")
-            orphaned = at_rest and index.exists()
-            _check(db, file, orphaned)
-            yield Snapshot(db, file, orphaned)
+            _check(db, file)
+            yield Snapshot(db, file, at_rest and index.exists())
     if at_rest and (log.exists() or _state(file) != before):
         raise StorageError(f"the log {file} was opened by a server while it was read", hint="try again")
 
@@ -151,13 +150,11 @@ def _refuse_truncated(file: Path) -> None:
         raise StorageError(f"the log {file} is truncated: it has {size} bytes of {due}", hint="")
 
 
-def _check(db: apsw.Connection, file: Path, orphaned: bool) -> None:
+def _check(db: apsw.Connection, file: Path) -> None:
     if db.pragma("application_id") != APPLICATION_ID:
-        if orphaned:
-            raise StorageError(
-                f"the log {file} is nothing without {file.name}-wal, which is missing", hint=""
-            )
-        raise SchemaError(f"{file} is no log of Gapless", hint="")
+        empty = not db.execute("SELECT count(*) FROM sqlite_schema").get
+        hint = "it is empty: is its -wal file missing?" if empty else ""
+        raise SchemaError(f"{file} is no log of Gapless", hint=hint)
     version = db.pragma("user_version")
     if version != SCHEMA:
         older = "let gapless sessions list open it once, which brings it up to date"

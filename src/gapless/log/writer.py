@@ -116,7 +116,6 @@ class Writer:
     def close(self) -> None:
         """Close the file. To be called in its own thread, the last thing there."""
         self._litter = False
-        self._files.release(self.db)
         self.db.close()
 
     def _wake(self) -> None:

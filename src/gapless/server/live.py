@@ -306,6 +306,7 @@ class Live:
 
     async def _write(self, write: Write) -> None:
         """Commit, trying again while the store is unable to: what is pending is never dropped."""
+        failed = False
         while True:
             try:
                 await self._lease.ensure()
@@ -313,10 +314,14 @@ class Live:
                     raise ConflictError("it was taken over while this process gave no sign of life")
                 await self.log.commit(self.key, write)
             except StorageError as error:
-                _log.error("session %s: %s", self.key.hex()[:8], error.line)
+                if not failed:
+                    _log.error("session %s: %s", self.key.hex()[:8], error.line)
+                failed = True
                 self._release(StorageFault(str(error)), everyone=True)
                 await asyncio.sleep(_RETRY_STORAGE)
             else:
+                if failed:
+                    _log.warning("session %s: the log takes writes again", self.key.hex()[:8])
                 return
 
     def _release(self, error: StorageFault | None, *, everyone: bool = False) -> None:

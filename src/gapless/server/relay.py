@@ -43,9 +43,7 @@ _LONGEST: Final = 100
 _IN_TEMP: Final = "door.sock"
 _BACKLOG: Final = 2048
 _PATIENCE: Final = 1.0
-"""Seconds for a connection to be made, or for a peer to take the end of what was cut."""
-_LINGER: Final = 0.2
-"""Seconds that a denied handshake waits for its peer to go."""
+"""Seconds that a client may take to be told the end of what was cut."""
 _GONE: Final[dict[str, Message]] = {
     "http": {"type": "http.disconnect"},
     "websocket": {"type": "websocket.disconnect", "code": 1006},
@@ -94,7 +92,10 @@ class _Link:
         data = msgspec.msgpack.encode(message)
         if len(data) > self._limit:
             raise TooLargeError(f"a {message['type']} of {len(data)} bytes")
-        self._writer.writelines((len(data).to_bytes(4, "big"), data))
+        if self._writer.is_closing():
+            raise ConnectionResetError  # uvloop would raise a RuntimeError
+        # In one piece: asyncio's `writelines` has forgotten to hold back, in some versions.
+        self._writer.write(len(data).to_bytes(4, "big") + data)
         await self._writer.drain()
 
     async def finish(self) -> None:
@@ -102,6 +103,8 @@ class _Link:
 
         To close at once would lose an answer while its request's body is still being written.
         """
+        if self._writer.is_closing():
+            return
         with suppress(OSError):
             self._writer.write_eof()
             while await self._reader.read(64 * 1024):
@@ -222,8 +225,9 @@ def _bind(near: str | None) -> tuple[socket.socket, str]:
         listening.bind(address)
         os.chmod(address, 0o600)  # before it listens: until then it lets nobody in, whatever its mode
     except OSError:
+        if listening.getsockname():  # it is bound, so what is there is ours
+            _remove(address)
         listening.close()
-        _remove(address)
         raise
     return listening, address
 
@@ -239,11 +243,10 @@ def _remove(address: str) -> None:
 async def reachable(address: str) -> Reach:
     """Whether a process listens at an address."""
     try:
-        async with asyncio.timeout(_PATIENCE):
-            _, writer = await asyncio.open_unix_connection(address)
+        _, writer = await asyncio.open_unix_connection(address)
     except ConnectionRefusedError:
         return Reach.DEAD
-    except OSError:  # TimeoutError included
+    except OSError:
         return Reach.UNKNOWN
     writer.transport.abort()
     return Reach.LISTENS
@@ -299,12 +302,11 @@ class _Passage:
         self._taken: deque[Message] | None = deque()
         """What was received, while it may have to be received again; `None`: it is too late for that."""
         self._spare = limit
-        self._answered = self._denied = False
+        self._answered = False
         self._end: Message | None = None
         """What ends the answer that has begun."""
-        self._goodbyes = 0
-        """How often the server said that the client is gone. uvicorn does so once a denial is written, and
-        again when it is true."""
+        self._gone = False
+        """Whether the client is."""
 
     async def carry(self, link: _Link, given_up: asyncio.Future[Any]) -> None:
         """Pass messages both ways, until the owner has said all, goes, or is given up."""
@@ -319,20 +321,17 @@ class _Passage:
 
     async def conclude(self) -> Receive | None:
         """What is left to do; a `receive` if that is everything."""
-        if self._end is not None and not self._goodbyes:
+        if self._gone:
+            return None
+        if self._end is not None:
             with suppress(Exception):  # whoever does not take it is cut
                 async with asyncio.timeout(_PATIENCE):
                     await self._send(self._end)
-        elif not self._answered and not self._goodbyes:
-            if self._taken is not None:
-                return self._again
+        elif self._taken is not None:
+            return self._again
+        elif not self._answered:
             text = "the process that serves this session does not answer"
             await refuse(self._scope, self._receive, self._send, Refusal(Reason.LIMIT, text))
-        if self._denied:
-            with suppress(TimeoutError):
-                async with asyncio.timeout(_LINGER):
-                    while self._goodbyes < 2:  # uvicorn logs an error if we leave before that
-                        await self._take()
         return None
 
     async def _again(self) -> Message:
@@ -345,14 +344,14 @@ class _Passage:
             self._spare -= len(message.get("body", b""))
             if self._spare < 0:
                 self._taken = None
-        self._goodbyes += message["type"].endswith(".disconnect")
+        self._gone = self._gone or message["type"].endswith(".disconnect")
         return message
 
     async def _bring(self, link: _Link) -> None:
         """What comes from the client."""
         try:
             await link.put(_portable(self._scope))
-            while not self._goodbyes:
+            while not self._gone:
                 await link.put(await self._take())
         except Exception as error:
             if not isinstance(error, OSError):  # that is the owner, gone
@@ -365,7 +364,6 @@ class _Passage:
         while (message := await link.get()) is not None:
             kind, _, part = message["type"].rpartition(".")
             self._answered, self._taken = True, None
-            self._denied = kind == "websocket.http.response"
             if kind == "websocket":
                 self._end = {"type": "websocket.close", "code": CLOSE_RESTART}
             else:
@@ -373,7 +371,7 @@ class _Passage:
             try:
                 await self._send(message)
             except Exception:  # each server has its own for a client that is gone
-                self._goodbyes = 2
+                self._gone = True
                 return
             if part == "close" or (part == "body" and not message.get("more_body", False)):
                 self._end = None

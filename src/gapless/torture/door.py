@@ -261,7 +261,7 @@ class DoorSession:
             reason = "" if refusal is None else refusal.reason.value
             self.trace.note("client", f"handshake: {error.response.status_code} {reason}")
             return Knocked(error.response.status_code, reason, None, None)
-        except (InvalidHandshake, InvalidURI, OSError, TimeoutError, EOFError) as error:
+        except (ConnectionClosed, InvalidHandshake, InvalidURI, OSError, TimeoutError, EOFError) as error:
             self.trace.note("client", f"handshake: {type(error).__name__}")
             return Knocked(0, "", None, None)
         assert socket.response is not None

@@ -2,13 +2,15 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
+from itertools import pairwise
 from typing import Any
 
 from gapless.torture.door import DoorSession
 from gapless.torture.ladder import Account, ranges
 from gapless.torture.trial import Trial, Violation
 
-__all__ = ["judge", "judge_door", "judge_runs"]
+__all__ = ["judge", "judge_door", "judge_outcome", "judge_rest", "judge_runs", "judge_stream"]
 
 
 def judge_door(trial: Trial, session: DoorSession, account: Account, *, excused: bool = False) -> None:
@@ -46,6 +48,90 @@ def judge(trial: Trial, account: Account, *, excused: bool = False, repeats: boo
     ):
         if rungs:
             trial.find(violation, _detail(account, rungs, violation), len(rungs))
+
+
+def judge_outcome(trial: Trial, account: Account, runs: int | None, *, own: bool = False) -> None:
+    """Note what is wrong with a call of a server that may die, once it is answered or has waited long enough.
+
+    With a result: it ran once, and every rung came before. With `outcome-unknown`: what came of it is
+    a beginning, without a hole.
+
+    Args:
+        runs: how often it has been begun; `None` if nobody knows.
+        own: rungs that are not of the call may come on another stream, and later.
+    """
+    due = [
+        rung for rung in range(1, account.climb.rungs + 1) if not own or account.climb.kind(rung).of_the_call
+    ]
+    if account.answered:
+        trial.counts["calls answered"] += 1
+        if runs == 0:
+            trial.find(
+                Violation.NOT_RUN, f"call {account.id} is answered; climb {account.climb.run} was never begun"
+            )
+    elif account.outcome_unknown:
+        trial.counts["calls outcome-unknown"] += 1
+        due = [rung for rung in due if rung < max(account.rungs, default=0)]
+    else:
+        trial.find(Violation.UNANSWERED, _detail(account, [0], Violation.UNANSWERED))
+        return
+    came = set(account.rungs[: account.before])
+    missing = [rung for rung in due if rung not in came]
+    if missing:
+        trial.find(
+            Violation.MISSING,
+            f"call {account.id}: {_detail(account, missing, Violation.MISSING)}",
+            len(missing),
+        )
+
+
+def judge_rest(trial: Trial, account: Account, runs: int | None, *, own: bool = False) -> None:
+    """Note what only time can tell of a call: repeats, a second run, what came too late or on no stream.
+
+    Args:
+        runs, own: as for `judge_outcome`.
+    """
+    if runs is not None and runs > 1:
+        trial.find(Violation.RUN_TWICE, f"climb {account.climb.run} was begun {runs} times")
+    stray = [rung for rung in account.missing if not account.climb.kind(rung).of_the_call]
+    for violation, rungs, words in (
+        (Violation.MISSING, stray if own and account.answered else [], ""),
+        (Violation.REPEATED, account.repeated, ""),
+        (Violation.REORDERED, account.reordered, ""),
+        (Violation.REORDERED, account.late, " after its answer"),
+    ):
+        if rungs:
+            trial.find(
+                violation, f"call {account.id}: {_detail(account, rungs, violation)}{words}", len(rungs)
+            )
+
+
+def judge_stream(trial: Trial, name: str, given: Sequence[str], logged: Sequence[str]) -> None:
+    """Note what is wrong with the event IDs that were received on a stream, which the log has whole.
+
+    Args:
+        name: of the stream, in words.
+    """
+    at = {id: index for index, id in enumerate(logged)}
+    seen = set(given)
+    if len(seen) < len(given):
+        trial.find(
+            Violation.REPEATED, f"{name}: {len(given) - len(seen)} events came again", len(given) - len(seen)
+        )
+    unknown = [id for id in given if id not in at]
+    if unknown:
+        told = f"{name}: events were received that the log does not have: {', '.join(unknown[:3])}"
+        trial.find(Violation.LOG_BROKEN, told, len(unknown))
+    known = [at[id] for id in dict.fromkeys(given) if id in at]
+    late = [logged[index] for before, index in pairwise(known) if index < before]
+    if late:
+        trial.find(
+            Violation.REORDERED, f"{name}: events {', '.join(late[:3])} came after later ones", len(late)
+        )
+    missing = [id for id in logged if id not in seen]
+    if missing:
+        told = f"{name}: {len(missing)} of {len(logged)} events never came, the first of them {missing[0]}"
+        trial.find(Violation.MISSING, told, len(missing))
 
 
 def judge_runs(trial: Trial, run: str, answer: dict[str, Any]) -> None:

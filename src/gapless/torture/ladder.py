@@ -6,6 +6,7 @@ them for the official SDK.
 
 from __future__ import annotations
 
+from collections import defaultdict
 from dataclasses import dataclass, field
 from enum import Enum
 from typing import Any, Final, cast
@@ -101,6 +102,7 @@ class Account:
         streams: the stream that each came on; only what one stream carries has an order.
         result: the climb's answer, if it came: its result, or an error.
         answers: how many times an answer came.
+        before: how many rungs had arrived by then; `None` if it has not come.
     """
 
     climb: Climb
@@ -109,12 +111,15 @@ class Account:
     streams: list[int] = field(default_factory=list[int])
     result: dict[str, Any] | None = None
     answers: int = 0
+    before: int | None = None
+    _answered_on: int = 0
 
     def take(self, message: dict[str, Any], stream: int) -> int | None:
         """Count a message if it is of this climb; which rung it is, if it is one."""
         if message.get("id") == self.id and "method" not in message:
             self.answers += 1
-            self.result = self.result or message
+            if self.result is None:
+                self.result, self.before, self._answered_on = message, len(self.rungs), stream
         rung = self._rung(message)
         if rung is not None:
             self.rungs.append(rung)
@@ -122,21 +127,7 @@ class Account:
         return rung
 
     def _rung(self, message: dict[str, Any]) -> int | None:
-        params = as_object(message.get("params"))
-        match message.get("method"):
-            case "notifications/progress":
-                run, rung = params.get("progressToken"), params.get("progress")
-            case "notifications/message":
-                data = as_object(params.get("data"))
-                run, rung = data.get("run"), data.get("rung")
-            case "notifications/tools/list_changed":
-                meta = as_object(params.get("_meta"))
-                run, rung = meta.get("run"), meta.get("rung")
-            case "elicitation/create":
-                run, _, text = str(params.get("message", "")).rpartition(" ")
-                rung = int(text) if text.isdecimal() and len(text) < 10 else None
-            case _:
-                return None
+        run, rung = _named(message)
         if run != self.climb.run or isinstance(rung, bool) or not isinstance(rung, int | float):
             return None
         return int(rung) if 1 <= rung <= self.climb.rungs and rung % 1 == 0 else None
@@ -189,9 +180,43 @@ class Account:
         return late
 
     @property
+    def late(self) -> list[int]:
+        """Rungs that arrived, for the first time, after the answer, on its own stream."""
+        if self.before is None:
+            return []
+        after = zip(self.rungs[self.before :], self.streams[self.before :], strict=True)
+        earlier = set(self.rungs[: self.before])
+        return [rung for rung, stream in after if stream == self._answered_on and rung not in earlier]
+
+    @property
+    def outcome_unknown(self) -> bool:
+        """Whether the answer says that nobody knows what came of the call."""
+        error = as_object((self.result or {}).get("error"))
+        return error.get("code") == -32000 and as_object(error.get("data")).get("reason") == "outcome-unknown"
+
+    @property
     def complete(self) -> bool:
         """Whether there is nothing more to come."""
         return self.result is not None and not self.missing
+
+
+def _named(message: dict[str, Any]) -> tuple[Any, Any]:
+    """The run and the rung that a message names, whatever they are."""
+    params = as_object(message.get("params"))
+    match message.get("method"):
+        case "notifications/progress":
+            return params.get("progressToken"), params.get("progress")
+        case "notifications/message":
+            data = as_object(params.get("data"))
+            return data.get("run"), data.get("rung")
+        case "notifications/tools/list_changed":
+            meta = as_object(params.get("_meta"))
+            return meta.get("run"), meta.get("rung")
+        case "elicitation/create":
+            run, _, text = str(params.get("message", "")).rpartition(" ")
+            return run, int(text) if text.isdecimal() and len(text) < 10 else None
+        case _:
+            return None, None
 
 
 def as_object(value: Any) -> dict[str, Any]:
@@ -200,22 +225,29 @@ def as_object(value: Any) -> dict[str, Any]:
 
 
 class Ledger:
-    """The accounts of one session, and how many messages it has received."""
+    """The accounts of one session, how many messages it has received, and how many of them were rungs."""
 
     def __init__(self) -> None:
         self.accounts: list[Account] = []
         self.count = 0
+        self.rungs = 0
+        self._named: defaultdict[str | int, list[Account]] = defaultdict(list)
 
     def start(self, climb: Climb, id: int) -> Account:
         """An account for a climb that is about to begin."""
         account = Account(climb, id)
         self.accounts.append(account)
+        for name in (climb.run, id):
+            self._named[name].append(account)
         return account
 
     def take(self, message: dict[str, Any], stream: int = 0) -> dict[str, Any] | None:
         """Count a message that came on a stream; the reply that it wants, if it is a request."""
         self.count += 1
-        rungs = [account.take(message, stream) for account in self.accounts]
+        name = _named(message)[0] if "method" in message else message.get("id")
+        accounts = self._named.get(name, []) if isinstance(name, str | int) else []
+        rungs = [account.take(message, stream) for account in accounts]
+        self.rungs += len([rung for rung in rungs if rung is not None])
         if "method" not in message or "id" not in message:
             return None
         rung = next((rung for rung in rungs if rung is not None), None)

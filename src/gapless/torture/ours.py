@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import os
 import secrets
 from collections.abc import Callable
 from typing import Any, Literal, Self
@@ -11,12 +12,15 @@ import httpx2
 import msgspec
 
 from gapless.client.driver import Driver, Network
+from gapless.client.receipts import Receipts
 from gapless.errors import GaplessError, TargetError
+from gapless.protocol.block import Block
 from gapless.protocol.client import Client, Policy
 from gapless.protocol.jsonrpc import peek
-from gapless.protocol.moves import Arrived, Input
+from gapless.protocol.moves import Arrived, Input, Received, Refused
+from gapless.protocol.phases import Retry
 from gapless.torture.ladder import INITIALIZE, INITIALIZED, Account, Climb, Ledger
-from gapless.torture.reading import ASKED, json_object
+from gapless.torture.reading import ASKED, json_object, message_of
 from gapless.torture.trial import Trace
 
 __all__ = ["OurSession"]
@@ -31,6 +35,10 @@ class _Watched(Driver):
         self.watch(input)
         super().put(input)
 
+    async def rest(self) -> None:
+        """Wait until everything that was cancelled is over."""
+        await asyncio.gather(*self._tasks, *self._readers.values(), return_exceptions=True)
+
 
 class OurSession:
     """One session of our client.
@@ -40,6 +48,9 @@ class OurSession:
         error: why the session ended, if it did.
         acceptances: IDs of the upgrade-accepted events that were seen.
         bound: how many times it went through the door.
+        acknowledged: the highest number of a message that the server has said it has.
+        denied: called if it then says less: with the number it had acknowledged, and the lower one.
+        receipts: of what was processed, if a file was given for them.
     """
 
     def __init__(
@@ -50,19 +61,25 @@ class OurSession:
         steps: Literal[1, 2] = 1,
         policy: Policy = "never",
         answer_timeout: float = 3.0,
+        retry: Retry | None = None,
+        receipts: str | os.PathLike[str] | None = None,
     ) -> None:
         self.trace = trace
         self.ledger = Ledger()
         self.error: GaplessError | None = None
         self.acceptances: set[str] = set()
         self.bound = 0
+        self.acknowledged = 0
+        self.denied: Callable[[int, int], None] = lambda acknowledged, now: None
+        self.receipts = None if receipts is None else Receipts(receipts)
+        self._known: dict[int, int] = {}
         self.received: Callable[[int], None] = lambda count: None
         self._replies: asyncio.Queue[dict[str, Any]] = asyncio.Queue()
         self._changed = asyncio.Event()
         self._over = False
         process = secrets.token_urlsafe(12)
         self._http = httpx2.AsyncClient(verify=False, trust_env=False, timeout=httpx2.Timeout(answer_timeout))
-        self.machine = Client(policy, steps=steps, process=process)
+        self.machine = Client(policy, steps=steps, process=process, retry=retry)
         self._driver = _Watched(
             self.machine,
             url,
@@ -72,20 +89,28 @@ class OurSession:
             over=self._ended,
             saving=lambda now: None,
             observe=None,
+            receipts=self.receipts,
         )
         self._driver.watch = self._watch
         self._tasks: list[asyncio.Task[None]] = []
 
     async def __aenter__(self) -> Self:
-        self._tasks = [asyncio.create_task(self._driver.run()), asyncio.create_task(self._reply())]
+        driving = asyncio.create_task(self._driver.run())
+        driving.add_done_callback(self._driven)
+        self._tasks = [driving, asyncio.create_task(self._reply())]
         return self
 
     async def __aexit__(self, *exc: object) -> None:
-        await self._driver.leave()
-        for task in self._tasks:
-            task.cancel()
-        await asyncio.gather(*self._tasks, return_exceptions=True)
-        await self._http.aclose()
+        try:
+            await self._driver.leave()
+        finally:
+            for task in self._tasks:
+                task.cancel()
+            await asyncio.gather(*self._tasks, return_exceptions=True)
+            await self._driver.rest()
+            await self._http.aclose()
+            if self.receipts is not None:
+                self.receipts.close()
 
     def move(self) -> None:
         """Go through the door now."""
@@ -138,6 +163,7 @@ class OurSession:
     # What the driver tells ------------------------------------------------------------------------------
 
     def _watch(self, input: Input) -> None:
+        self._compare(input)
         match input:
             case Arrived(_, block) if block is not None:
                 if block.event == "upgrade-accepted" and block.id is not None:
@@ -150,6 +176,26 @@ class OurSession:
             case _:
                 self.trace.note("client", f"{type(input).__name__} ({self.machine.phase.value})")
 
+    def _compare(self, input: Input) -> None:
+        """What a request is answered goes not back behind what was acknowledged before it was made (L6)."""
+        for attempt in (self.machine.attempt, self.machine.sending.attempt):
+            if attempt is not None:
+                self._known.setdefault(attempt, self.acknowledged)
+        match input:
+            case Arrived(attempt, Block() as block) if block.event in ("received", "resume-cursor"):
+                told = (message_of(block) or {}).get("received")
+            case Received(attempt, told):
+                pass
+            case Refused(attempt, _, refusal, _) if refusal is not None:
+                told = refusal.received
+            case _:
+                return
+        if not isinstance(told, int):
+            return
+        if told < self._known.get(attempt, 0):
+            self.denied(self._known[attempt], told)
+        self.acknowledged = max(self.acknowledged, told)
+
     async def _deliver(self, data: bytes) -> None:
         reply = self.ledger.take(json_object(data) or {})
         if reply is not None:
@@ -160,6 +206,11 @@ class OurSession:
     async def _reply(self) -> None:
         while True:
             await self.submit(await self._replies.get())
+
+    def _driven(self, task: asyncio.Task[None]) -> None:
+        """A client that breaks is no client that waits."""
+        if not task.cancelled() and (error := task.exception()) is not None:
+            self._ended(GaplessError(f"our client failed: {type(error).__name__}: {error}", code="failed"))
 
     def _ended(self, error: GaplessError | None) -> None:
         self.error = error

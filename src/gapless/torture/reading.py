@@ -47,12 +47,22 @@ def http_client() -> httpx2.AsyncClient:
     is compressed: the faults look for patterns in what passes.
     """
     return httpx2.AsyncClient(
-        verify=False,
+        transport=_Transport(
+            verify=False, trust_env=False, limits=httpx2.Limits(max_keepalive_connections=0)
+        ),
         trust_env=False,
         timeout=httpx2.Timeout(ANSWER, read=None),
-        limits=httpx2.Limits(max_keepalive_connections=0),
         headers={"Accept-Encoding": "identity"},
     )
+
+
+class _Transport(httpx2.AsyncHTTPTransport):
+    async def handle_async_request(self, request: httpx2.Request) -> httpx2.Response:
+        try:
+            return await super().handle_async_request(request)
+        except AttributeError as error:
+            # With uvloop, anyio trips over a connection that is reset as it is made: nothing was sent on it.
+            raise httpx2.ConnectError(str(error), request=request) from error
 
 
 def json_object(data: bytes | None) -> dict[str, Any] | None:

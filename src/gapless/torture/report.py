@@ -81,7 +81,9 @@ def _failure(result: Result, trial: Trial, again: Sequence[str]) -> dict[str, An
 
 def command(trial: Trial, schedule: Schedule | None, again: Sequence[str]) -> str:
     """The command line that repeats a trial, with a schedule if it is not its seed's own."""
-    words = ["gapless", "torture", "-e", trial.experiment, "--seed", str(trial.seed), "--trials", "1"]
+    first = trial.seed if trial.since is None else trial.since
+    words = ["gapless", "torture", "-e", trial.experiment, "--seed", str(first)]
+    words += ["--trials", str(trial.seed - first + 1)]
     if schedule is not None:
         words += ["--schedule", format_schedule(schedule)]
     return shlex.join([*words, *again])

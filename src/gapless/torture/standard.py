@@ -7,13 +7,14 @@ from __future__ import annotations
 
 import asyncio
 from collections.abc import AsyncGenerator, Callable, Coroutine
-from contextlib import aclosing, asynccontextmanager
+from contextlib import AsyncExitStack, aclosing, asynccontextmanager, nullcontext
 from typing import Any, Final, Self
 
 import httpx2
 import msgspec
 
 from gapless.errors import TargetError
+from gapless.protocol.refusal import read_refusal
 from gapless.torture.ladder import INITIALIZE, INITIALIZED, Account, Climb, Ledger
 from gapless.torture.reading import ANSWER, ASKED, IDLE, Answer, http_client, json_object, message_of
 from gapless.torture.trial import Trace
@@ -25,6 +26,8 @@ _PROTOCOL: Final[str] = INITIALIZE["params"]["protocolVersion"]
 _PATIENCE: Final = 8
 """Resumes in a row that may bring nothing."""
 _BACKOFF: Final = 0.02
+_NOBODY: Final = 0.1
+"""Seconds after which one asks again where nobody listens."""
 
 QUIET: Final = 6.0
 """Seconds of quiet that mean the end: more than a resume may go without being answered, or dropped."""
@@ -38,6 +41,8 @@ class Stream:
     Attributes:
         number: tells streams apart; 0 is the standalone one.
         first: the ID of its first message.
+        given: the IDs of all its messages, in the order of their arrival.
+        cut: whether its first connection broke.
         last: the ID of the last block that had one; the cursor.
         fruitless: resumes in a row that brought no message.
         end: how the latest of them ended: `ended` in good order, `silent`, or `refused`.
@@ -46,6 +51,8 @@ class Stream:
     def __init__(self, number: int = 0) -> None:
         self.number = number
         self.first: str | None = None
+        self.given: list[str] = []
+        self.cut = False
         self.last: str | None = None
         self.fruitless = 0
         self.end = ""
@@ -61,6 +68,7 @@ class StandardSession:
             are calls whose stream has messages and no IDs.
         streams: each call's stream, by the call's ID.
         ids: every event ID that their streams and the standalone one were given.
+        ended: why the session is over, if a 404 has said so in the words of our protocol.
     """
 
     def __init__(self, url: str, trace: Trace) -> None:
@@ -71,6 +79,7 @@ class StandardSession:
         self.standalone = Stream()
         self.streams: dict[int, Stream] = {}
         self.ids: set[str] = set()
+        self.ended = ""
         self.unresumable = 0
         self.resumes = 0
         self.received: Callable[[int], None] = lambda count: None
@@ -85,13 +94,13 @@ class StandardSession:
         for task in self._tasks:
             task.cancel()
         await asyncio.gather(*self._tasks, return_exceptions=True)
-        if self.token is not None:
-            try:
-                async with asyncio.timeout(1.0), self.send("DELETE"):
-                    pass
-            except (httpx2.HTTPError, TimeoutError):
-                pass  # it expires
-        await self._http.aclose()
+        try:
+            async with asyncio.timeout(1.0), self.send("DELETE") if self.token is not None else nullcontext():
+                pass
+        except (httpx2.HTTPError, TimeoutError):
+            pass  # it expires
+        finally:
+            await self._http.aclose()
 
     # Requests -----------------------------------------------------------------------------------------
 
@@ -177,14 +186,17 @@ class StandardSession:
         self._spawn(self._climb(account))
         return account
 
-    async def listen(self) -> bool:
+    async def listen(self, *, lasting: bool = False) -> bool:
         """Open the standalone stream and keep it; `False` if the server has none.
+
+        Args:
+            lasting: it is kept when all calls are complete, too, for more will be made.
 
         Raises:
             TargetError: the request is not answered.
         """
         ready: asyncio.Future[bool] = asyncio.get_running_loop().create_future()
-        self._spawn(self._standalone(ready))
+        self._spawn(self._standalone(ready, (lambda: False) if lasting else lambda: self.ledger.complete))
         return await ready
 
     def _spawn(self, work: Coroutine[Any, Any, None]) -> None:
@@ -198,25 +210,54 @@ class StandardSession:
 
     async def _climb(self, account: Account) -> None:
         stream = self.streams[account.id] = Stream(account.id)
-        cut = False
         try:
-            async with self.send("POST", account.climb.request(account.id)) as answer:
+            async with self._begin(account.climb.request(account.id)) as answer:
                 if answer.streams:
                     await self._read(stream, answer)
                 else:
-                    told = json_object(await answer.body())
+                    told = json_object(await self._body(answer))
                     told = told or {"error": {"message": f"status {answer.status}, and no JSON object"}}
                     self._take({**told, "id": account.id}, stream)
         except (httpx2.HTTPError, TimeoutError) as error:
-            cut = True
+            stream.cut = True
             self.trace.note("client", f"call {account.id}: {type(error).__name__}")
         if account.result is None and stream.last is None:
-            self.unresumable += cut and stream.number not in account.streams
+            self.unresumable += stream.cut and stream.number not in account.streams
             told = {"message": "the call's stream ended before it had an ID to resume from"}
             self._take({"id": account.id, "error": told}, stream)
         await self._resume(stream, lambda: account.result is not None)
 
-    async def _standalone(self, ready: asyncio.Future[bool]) -> None:
+    @asynccontextmanager
+    async def _begin(self, call: dict[str, Any]) -> AsyncGenerator[Answer]:
+        """POST a call: where nobody listens it cannot have arrived, and is sent again, for some seconds.
+
+        Raises:
+            httpx2.HTTPError: the connection broke; the call may have arrived.
+            TimeoutError: no answer began within 5 s.
+        """
+        deadline = asyncio.get_running_loop().time() + ASKED
+        while True:
+            async with AsyncExitStack() as stack:
+                try:
+                    answer = await stack.enter_async_context(self.send("POST", call))
+                except httpx2.ConnectError:
+                    if asyncio.get_running_loop().time() > deadline:
+                        raise
+                else:
+                    yield answer
+                    return
+            await asyncio.sleep(_NOBODY)
+
+    async def _body(self, answer: Answer) -> bytes:
+        """The body of an answer that is no stream, which may say that the session is over."""
+        body = await answer.body()
+        refusal = read_refusal(body) if answer.status == 404 else None
+        if refusal is not None:
+            self.ended = refusal.reason.value
+            self._changed.set()
+        return body
+
+    async def _standalone(self, ready: asyncio.Future[bool], done: Callable[[], bool]) -> None:
         stream = self.standalone
         try:
             async with self.send("GET") as answer:
@@ -229,7 +270,7 @@ class StandardSession:
                 told = f"GET {self.url}: {str(error) or type(error).__name__}"
                 ready.set_exception(TargetError(told))
                 return
-        await self._resume(stream, lambda: self.ledger.complete)
+        await self._resume(stream, done)
 
     async def _resume(self, stream: Stream, done: Callable[[], bool]) -> None:
         """Resume until it is done, or resuming brings nothing any more."""
@@ -246,6 +287,7 @@ class StandardSession:
                         stream.end = "ended"
                     else:
                         stream.end = "refused"
+                        await self._body(answer)
                         self.trace.note("client", f"refused: {answer.status}")
             except TimeoutError:
                 self.trace.note("client", f"nothing for {IDLE:.0f} s: drops the stream")
@@ -253,6 +295,8 @@ class StandardSession:
                 stream.fruitless += 1  # it takes the longest
             except httpx2.HTTPError as error:
                 self.trace.note("client", f"cut: {type(error).__name__}")
+                if isinstance(error, httpx2.ConnectError):
+                    await asyncio.sleep(_NOBODY)
                 stream.fruitless = max(0, stream.fruitless - 1)  # that is the wire's fault
 
     async def _read(self, stream: Stream, answer: Answer) -> None:
@@ -265,6 +309,7 @@ class StandardSession:
                 if message is not None:
                     stream.fruitless = 0
                     stream.first = stream.first or block.id
+                    stream.given.append(block.id or "")
                     self.trace.note("event", f"{block.id} {message.get('method', 'answer')}")
                     self._take(message, stream)
 
@@ -274,6 +319,17 @@ class StandardSession:
             self._spawn(self.tell(reply))
         self._changed.set()
         self.received(self.ledger.count)
+
+    async def until(self, condition: Callable[[], bool], seconds: float) -> bool:
+        """Wait until something is so, the session is over, or time is up; whether it is so."""
+        try:
+            async with asyncio.timeout(seconds):
+                while not condition() and not self.ended:
+                    self._changed.clear()
+                    await self._changed.wait()
+        except TimeoutError:
+            pass
+        return condition()
 
     async def finish(self, quiet: float, most: float) -> None:
         """Wait until every climb is complete, or nothing more can come, `most` seconds at most.

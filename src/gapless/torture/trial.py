@@ -13,7 +13,19 @@ from urllib.parse import urlsplit
 
 from gapless.torture.schedule import Schedule
 
-__all__ = ["RUN", "Bytes", "Entry", "Experiment", "Finding", "Target", "Trace", "Trial", "View", "Violation"]
+__all__ = [
+    "RUN",
+    "Bytes",
+    "Described",
+    "Entry",
+    "Experiment",
+    "Finding",
+    "Target",
+    "Trace",
+    "Trial",
+    "View",
+    "Violation",
+]
 
 RUN: Final = re.compile(r"[a-z]+-\d+-[0-9a-f]{12}")
 """What names the climbs of a trial."""
@@ -31,6 +43,7 @@ class Violation(Enum):
     FOREIGN = "foreign"
     UNANSWERED = "unanswered"
     RUN_TWICE = "run twice"
+    NOT_RUN = "not run"
     STUCK = "stuck"
     FORCED = "forced renegotiation"
     DUAL_NEGOTIATION = "dual negotiation"
@@ -43,6 +56,8 @@ class Violation(Enum):
     FALSE_CAUGHT_UP = "false caught-up"
     DELAYED = "delayed"
     MEMORY = "memory"
+    DENIED = "denied"
+    LOG_BROKEN = "log broken"
 
     @property
     def meaning(self) -> str:
@@ -57,6 +72,7 @@ _MEANING: Final = {
     Violation.FOREIGN: "events of another session were sent",
     Violation.UNANSWERED: "a call got no result, or an error in its place",
     Violation.RUN_TWICE: "a call's side effects happened more than once",
+    Violation.NOT_RUN: "a call was answered with a result, and its side effects never happened",
     Violation.STUCK: "client and server wait for each other: a deadlock until some timeout",
     Violation.FORCED: "the client lost its session and had to negotiate a new one",
     Violation.DUAL_NEGOTIATION: "a second upgrade-accepted was minted while the first was pending",
@@ -69,6 +85,8 @@ _MEANING: Final = {
     Violation.FALSE_CAUGHT_UP: "the client was told that nothing more would come while something was due",
     Violation.DELAYED: "a slow or silent reader held up the others",
     Violation.MEMORY: "readers that do not read cost memory without bound",
+    Violation.DENIED: "what one process of the server had acknowledged, the next one denied",
+    Violation.LOG_BROKEN: "the log does not hold together, or is not what the client was sent",
 }
 
 
@@ -180,6 +198,8 @@ class Trial:
     seconds: float = 0.0
     run: str = ""
     """Names its climbs: no other trial, and no repeat of this one, has the same."""
+    since: int | None = None
+    """The seed of the trial with which that which this one went on with began; `None` is this one's own."""
 
     def __post_init__(self) -> None:
         self.run = f"{self.experiment}-{self.seed}-{secrets.token_hex(6)}"  # as RUN has it
@@ -199,24 +219,29 @@ class Trial:
         self.measures.setdefault(name, []).append(value)
 
 
-class Experiment(Protocol):
-    """A kind of trial. One object serves many trials, each with its own proxy."""
+class Described(Protocol):
+    """What every experiment says of itself."""
 
     name: ClassVar[str]
     about: ClassVar[str]
     """In one line."""
-    views: ClassVar[frozenset[View]]
-    """What the server must speak: one of these will do."""
     trials: ClassVar[int]
     """How many make a verdict."""
-    jobs: ClassVar[int]
-    """How many run at once."""
     serve: ClassVar[tuple[str, ...]]
     """How `gapless serve` is to be started for it."""
 
     def plan(self, seed: int) -> Schedule:
         """The faults of a trial, drawn from its seed alone."""
         ...
+
+
+class Experiment(Described, Protocol):
+    """A kind of trial. One object serves many trials, each with its own proxy."""
+
+    views: ClassVar[frozenset[View]]
+    """What the server must speak: one of these will do."""
+    jobs: ClassVar[int]
+    """How many run at once."""
 
     async def run(self, target: Target, trial: Trial) -> None:
         """Carry a trial out, and note in it what was found.

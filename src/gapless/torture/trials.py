@@ -16,7 +16,7 @@ from gapless.torture.door import DoorSession
 from gapless.torture.ladder import as_object
 from gapless.torture.schedule import Schedule
 from gapless.torture.standard import StandardSession
-from gapless.torture.trial import Experiment, Target, Trace, Trial, View, Violation
+from gapless.torture.trial import Described, Experiment, Target, Trace, Trial, View, Violation
 
 __all__ = ["Result", "discover", "run_experiment", "run_trial", "shrink"]
 
@@ -42,7 +42,7 @@ class Result:
         shrunk: the shortest schedule found that still fails, by the trial's seed.
     """
 
-    experiment: type[Experiment]
+    experiment: type[Described]
     trials: int = 0
     failed: int = 0
     seconds: float = 0.0

@@ -2,6 +2,6 @@
 
 from __future__ import annotations
 
-from gapless.torture.audit.auditor import Report, audit
+from gapless.torture.audit.auditor import Report, audit, audit_session
 
-__all__ = ["Report", "audit"]
+__all__ = ["Report", "audit", "audit_session"]

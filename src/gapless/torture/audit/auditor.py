@@ -13,6 +13,7 @@ from typing import Any, Final, Protocol
 import msgspec
 
 from gapless.client.receipts import Line
+from gapless.errors import StorageError
 from gapless.log.base import Entry, SessionKey, Stored
 from gapless.protocol.cursor import MAX_SEQ, Link
 from gapless.protocol.record import Record, read_record
@@ -22,7 +23,7 @@ from gapless.torture.audit.continuity import Continuity, Held
 from gapless.torture.audit.findings import Finding, Findings, Kind
 from gapless.torture.audit.settling import Requests, Settled
 
-__all__ = ["Report", "Source", "audit"]
+__all__ = ["Report", "Source", "audit", "audit_session"]
 
 _PAGE: Final = 256 * 1024
 """Bytes of events to ask for at once."""
@@ -135,7 +136,7 @@ async def audit(source: Source, receipts: Iterable[Line] = (), session: str = ""
     for stored in await source.sessions():
         name = stored.key.hex()
         if name.startswith(session):
-            reports[name[:16]] = await _audit_session(source, stored)
+            reports[name[:16]] = await audit_session(source, stored)
             links = _Links(source, stored.key)
             held[name[:16]] = Held(stored.committed, stored.floor, stored.floor_link, links.find)
     followed: dict[str, Continuity] = {}
@@ -152,40 +153,65 @@ async def audit(source: Source, receipts: Iterable[Line] = (), session: str = ""
     return list(reports.values())
 
 
-async def _audit_session(source: Source, stored: Stored) -> Report:
-    """One session's log: outbox, inbox, record."""
+async def audit_session(source: Source, stored: Stored, *, outbox: bool = True) -> Report:
+    """Audit what a log has of one session: outbox, inbox, record.
+
+    Args:
+        outbox: whether to read the events; without them nothing is concluded about answers either.
+
+    Raises:
+        LogError: the log cannot be read.
+    """
     report = Report(stored.key.hex(), True, stored.committed, stored.floor, stored.received)
     findings = report.findings
+    record = _record(stored, report)
+    open = {} if record is None else {request.id: request.number for request in record.open}
+    requests = Requests(open, findings)
+    chain = Chain(stored.floor, stored.floor_link, findings)
+    seam = None if record is None else _Seam(record, findings)
+    if outbox:
+        await _follow(source, stored, chain, seam, requests)
+    number = 0
+    while entries := await source.entries(stored.key, number, _ENTRIES):
+        for entry in entries:
+            requests.sent(entry.number, entry.digest, entry.data)
+        number = entries[-1].number
+    whole = outbox and chain.whole
+    ended, known = report.ended is not None, whole and record is not None and stored.floor == 0
+    report.requests = requests.end(stored.received, ended=ended, whole=known)
+    if seam is not None and whole and stored.committed > stored.floor:
+        seam.end(stored.committed)
+    return report
+
+
+def _record(stored: Stored, report: Report) -> Record | None:
+    """A session's record, which goes into the report; `None` if it is unreadable."""
     try:
         record = read_record(stored.record)
-    except msgspec.DecodeError:
-        findings.add(Kind.RECORD_UNREADABLE, 0)
-        return report
+    except StorageError:
+        report.findings.add(Kind.RECORD_UNREADABLE, 0)
+        return None
     report.view, report.state = record.view.value, record.state.value
     report.ended = None if record.reason is None else record.reason.value
-    requests = Requests({request.id: request.number for request in record.open}, findings)
-    chain, seam = Chain(stored.floor, stored.floor_link, findings), _Seam(record, findings)
+    return record
+
+
+async def _follow(
+    source: Source, stored: Stored, chain: Chain, seam: _Seam | None, requests: Requests
+) -> None:
+    """Read the events of a session."""
     after = stored.floor
     while True:
         page, upto = await source.read(stored.key, after, MAX_SEQ, _PAGE)
         if upto <= after:
             break
         for event in chain.feed(page, min(upto, stored.committed)):
-            seam.take(event)
+            if seam is not None:
+                seam.take(event)
             if event.event == "message":
                 requests.answered(event.seq, event.data)
         after = upto
     chain.end(stored.committed, stored.link)
-    number = 0
-    while entries := await source.entries(stored.key, number, _ENTRIES):
-        for entry in entries:
-            requests.sent(entry.number, entry.digest, entry.data)
-        number = entries[-1].number
-    ended = record.reason is not None
-    report.requests = requests.end(stored.received, ended=ended, whole=chain.whole and stored.floor == 0)
-    if chain.whole and stored.committed > stored.floor:
-        seam.end(stored.committed)
-    return report
 
 
 class _Acceptance(msgspec.Struct):

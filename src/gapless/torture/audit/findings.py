@@ -70,14 +70,23 @@ class Finding:
     until: Line | None = None
 
     @property
+    def where(self) -> str:
+        """What the finding is about; empty where that is the session as a whole."""
+        unit = self.kind.unit
+        if not unit or self.first == self.last:
+            return unit and f"{unit} {self.first}"
+        return f"{unit}s {self.first} to {self.last}"
+
+    @property
+    def what(self) -> str:
+        """What is found there."""
+        detail = f" ({self.detail})" if self.detail else ""
+        return f"{self.kind.words}{detail}{self._between}"
+
+    @property
     def text(self) -> str:
         """The finding in words."""
-        unit = self.kind.unit
-        if not unit:
-            return self.kind.words
-        where = f"{unit} {self.first}" if self.first == self.last else f"{unit}s {self.first} to {self.last}"
-        detail = f" ({self.detail})" if self.detail else ""
-        return f"{where}: {self.kind.words}{detail}{self._between}"
+        return f"{self.where}: {self.what}" if self.where else self.what
 
     @property
     def _between(self) -> str:
