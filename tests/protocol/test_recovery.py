@@ -1,4 +1,4 @@
-"""A session whose backend is gone, in the machine: what is settled, withdrawn, replayed, handed over (N1–N3)."""
+"""The machine of a session whose backend is gone: what is settled, withdrawn, replayed, handed over (N1–N3)."""
 
 from __future__ import annotations
 
@@ -136,7 +136,8 @@ def test_what_was_dispatched_ends_outcome_unknown_and_what_was_not_runs() -> Non
     assert list(machine.session.inbox.open) == [2]
     machine.revive()
     machine.answer_replay(**server(TOOLS))
-    assert methods(machine)[-1] == "tools/call" and machine.handed[-1][1]["id"] == 2
+    assert methods(machine)[-1] == "tools/call"
+    assert machine.handed[-1][1]["id"] == 2
     assert machine.dispatched == 4
     machine.backend({"id": 2, "result": {}})
     assert machine.events[-1] == {"event": "message", "jsonrpc": "2.0", "id": 2, "result": {}}
@@ -252,7 +253,8 @@ def test_questions_of_a_dead_incarnation_are_withdrawn_and_their_answers_dropped
     machine.taken()
     machine.handed.clear()
     machine.client({"id": 7, "result": {"action": "accept"}})  # accepted, and goes nowhere
-    assert machine.dispatched == machine.session.inbox.received and not machine.handed
+    assert machine.dispatched == machine.session.inbox.received
+    assert not machine.handed
 
 
 @pytest.mark.rule("N3")
@@ -269,7 +271,8 @@ def test_ids_and_tokens_of_a_later_incarnation_are_its_own() -> None:
     machine.taken()
     machine.backend({"id": 7, "method": "roots/list", "params": {"_meta": {"progressToken": 7, "x": 1.0}}})
     asked = machine.events[-1]
-    assert asked["id"] != 7 and asked["params"]["_meta"]["progressToken"] != 7
+    assert asked["id"] != 7
+    assert asked["params"]["_meta"]["progressToken"] != 7
     assert asked["params"]["_meta"]["x"] == 1.0
     machine.handed.clear()
     token = asked["params"]["_meta"]["progressToken"]
@@ -367,7 +370,8 @@ def test_a_backend_that_crashes_again_and_again_is_given_up() -> None:
         if machine.session.reason is None:
             machine.revive()
             machine.answer_replay(**server(TOOLS))
-    assert losses == FUTILE + 2 and machine.session.reason is Reason.BACKEND_LOST
+    assert losses == FUTILE + 2
+    assert machine.session.reason is Reason.BACKEND_LOST
 
 
 @pytest.mark.rule("N2")
@@ -401,11 +405,14 @@ def test_messages_that_come_while_one_is_handed_over_are_dispatched_in_the_commi
     machine = Machine()
     for id in range(1, 101):
         machine.client(call(id))
-    assert machine.dispatched == 1 and len(machine.handed) == 1
+    assert machine.dispatched == 1
+    assert len(machine.handed) == 1
     machine.taken()
-    assert machine.dispatched == 65 and len(machine.handed) == 65
+    assert machine.dispatched == 65
+    assert len(machine.handed) == 65
     machine.taken()
-    assert machine.dispatched == 100 and [number for number, _ in machine.handed] == list(range(1, 101))
+    assert machine.dispatched == 100
+    assert [number for number, _ in machine.handed] == list(range(1, 101))
 
 
 @pytest.mark.rule("N2")

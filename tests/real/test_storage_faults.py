@@ -1,4 +1,4 @@
-"""A real server on a log that fails under it: told as `storage`, retried, and gone on with by itself (L2, §8)."""
+"""A real server on a log that fails under it: told as `storage`, retried, gone on with by itself (L2, §8)."""
 
 from __future__ import annotations
 
@@ -23,6 +23,7 @@ from gapless.cli.target import serving
 LADDER = "examples.ladder_server:server"
 FAR = 30.0
 """Seconds after which something that is to happen has not."""
+
 
 class Raw:
     """A session of the session view, by hand: what is acknowledged to it is seen as it is."""
@@ -54,7 +55,8 @@ class Raw:
         for number in range(self.acknowledged + 1, 10_000):
             status, body = await self.post(number)
             if status != 202:
-                assert status == 503 and body["retry-after"] is not None
+                assert status == 503
+                assert body["retry-after"] is not None
                 return body
         raise AssertionError("the log took everything")
 
@@ -149,6 +151,10 @@ def small_disk(path: Path) -> Generator[Path]:
         subprocess.run(["umount", str(path)], check=True)
 
 
+def remount_read_only(disk: Path) -> None:
+    subprocess.run(["mount", "-o", "remount,ro", str(disk)], check=True)
+
+
 @pytest.mark.crash
 @pytest.mark.rule("L2", "L6")
 async def test_a_full_disk_is_told_as_storage_and_service_resumes(tmp_path: Path) -> None:
@@ -164,10 +170,9 @@ async def test_a_log_on_a_read_only_file_system_is_one_line(tmp_path: Path) -> N
         log = disk / "log.db"
         async with served(log) as (url, _), by_hand(url) as raw:
             await raw.post(1)
-        subprocess.run(["mount", "-o", "remount,ro", str(disk)], check=True)
+        remount_read_only(disk)
         code, said = await starts(log)
-        assert code == 1 and said.startswith(f"gapless: the log {log} cannot be opened: "), said
-        assert said.count("\n") == 1, said
+        one_line(code, said, f"gapless: the log {log} cannot be opened: ")
 
 
 @pytest.mark.rule("L2")
@@ -218,6 +223,12 @@ async def test_a_damaged_page_costs_the_sessions_on_it_and_no_others(tmp_path: P
             assert (answer.status_code, answer.json()["error"]["data"]["reason"]) == (503, "storage")
 
 
+def one_line(code: int | None, said: str, begins: str) -> None:
+    assert code == 1
+    assert said.startswith(begins), said
+    assert said.count("\n") == 1, said
+
+
 async def starts(log: Path) -> tuple[int | None, str]:
     """How `gapless serve` ends on a log on which it cannot begin, and what it says."""
     process = await asyncio.create_subprocess_exec(
@@ -236,7 +247,7 @@ async def test_a_log_that_cannot_be_opened_is_one_line(tmp_path: Path) -> None:
     truncated, foreign, orphan = tmp_path / "truncated.db", tmp_path / "foreign.db", tmp_path / "orphan.db"
     truncated.write_bytes(log.read_bytes()[:5000])
     foreign.write_bytes(b"this is no log" * 1000)
-    Path(f"{orphan}-wal").write_bytes(b"x" * 5000)
+    orphan.with_name("orphan.db-wal").write_bytes(b"x" * 5000)
     for path in (truncated, foreign, orphan):
         code, said = await starts(path)
-        assert code == 1 and said.startswith(f"gapless: the log {path} ") and said.count("\n") == 1, said
+        one_line(code, said, f"gapless: the log {path} ")

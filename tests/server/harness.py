@@ -173,9 +173,7 @@ class Fragile(MemoryLog):
         self.full = False
         self.unreadable = False
 
-    async def create(
-        self, key: SessionKey, record: bytes, link: Link, owner: OwnerId | None = None
-    ) -> None:
+    async def create(self, key: SessionKey, record: bytes, link: Link, owner: OwnerId | None = None) -> None:
         if self.full:
             raise StorageError("no space left")
         await super().create(key, record, link, owner)

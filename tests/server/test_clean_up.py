@@ -1,4 +1,4 @@
-"""What is over leaves nothing behind: sessions by the thousand, opened and ended in virtual time (B4, L4, §8)."""
+"""What is over leaves nothing behind: sessions by the thousand, opened and ended (B4, L4, §8)."""
 
 from __future__ import annotations
 
@@ -13,8 +13,8 @@ from pathlib import Path
 import pytest
 
 from gapless.log.sqlite import SqliteLog
-from gapless.protocol.jsonrpc import peek
 from gapless.protocol.inputs import Emitted
+from gapless.protocol.jsonrpc import peek
 from gapless.protocol.refusal import Reason
 from gapless.protocol.session import View
 from gapless.protocol.settings import Limits
@@ -55,8 +55,12 @@ async def live_and_end(sessions: Sessions) -> None:
     await live.end(Reason.SESSION_ENDED)
 
 
+def size_of(path: Path) -> int:
+    return os.path.getsize(path) + os.path.getsize(f"{path}-wal")
+
+
 async def generations(folder: Path, count: int, patch: pytest.MonkeyPatch) -> list[tuple[int, int]]:
-    """So many sessions, `AT_ONCE` at a time, a quarter of a tombstone apart: file size and memory, each time."""
+    """So many sessions, some at a time, a quarter of a tombstone apart: file size and memory, each time."""
     clock = Clock()
     patch.setattr(module.time, "time", clock.time)
     out: list[tuple[int, int]] = []
@@ -68,8 +72,7 @@ async def generations(folder: Path, count: int, patch: pytest.MonkeyPatch) -> li
             assert not list(sessions.all())
             clock.now += LIMITS.tombstone / 4
             await sessions._sweep()  # pyright: ignore[reportPrivateUsage]
-            size = os.path.getsize(path) + os.path.getsize(f"{path}-wal")
-            out.append((size, resource.getrusage(resource.RUSAGE_SELF).ru_maxrss))
+            out.append((size_of(path), resource.getrusage(resource.RUSAGE_SELF).ru_maxrss))
         kept = await sessions.log.sessions()
         assert len(kept) <= 4 * AT_ONCE, "a tombstone's worth"
         gc.collect()
