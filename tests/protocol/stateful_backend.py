@@ -400,6 +400,15 @@ class Backed(World):
         self.client_says("level")
         self.backend_takes()
 
+    def the_next_backend_begins(self) -> None:
+        """And has been told what it has to be; then somebody takes it for the last."""
+        while self.over is None and self.phase != "running":
+            self.backend_goes_on()
+        if self.incarnation > 1:
+            self.client_says("request")
+            self.a_dead_one_is_heard("hello")
+            self.client_says("late reply")
+
     def client_says(self, kind: str) -> None:
         """An ordinary message of this kind."""
         raise NotImplementedError

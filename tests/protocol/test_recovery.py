@@ -1,4 +1,4 @@
-"""The machine of a session whose backend is gone: what is settled, withdrawn, replayed, handed over (N1–N3)."""
+"""The machine of a session whose backend is gone: what is settled, withdrawn, replayed, handed over."""
 
 from __future__ import annotations
 

@@ -97,7 +97,7 @@ class SessionView(Backed):
         self.flush()
         self.somebody_asks("listen", ("here", 0), "none")
         self.read_on(0, 2)
-        if how in (2, 5):
+        if how in (1, 2, 5):
             self.somebody_asks("negotiate", ("here", 0), "none")
         if how in (3, 4):
             self.somebody_asks("knock", ("back", 2), "none")
@@ -110,6 +110,7 @@ class SessionView(Backed):
             self.the_backend_speaks("question", 1, "hello")
             self.flush()
             self.process_dies(landed=True)
+            self.the_next_backend_begins()
         for _ in range(4 + self.next() % 2 if how == 7 else 0):
             if self.over is None:
                 self.the_backend_speaks("question", 1, "hello")

@@ -50,6 +50,7 @@ class StreamView(Backed):
             self.client_says("reply" if how == 6 else "request")
             self.flush()
             self.process_dies(landed=True)
+            self.the_next_backend_begins()
 
     def client_says(self, kind: str) -> None:
         self.a_message_comes(kind, "", True)
