@@ -37,7 +37,7 @@ def pytest_addoption(parser: pytest.Parser) -> None:
 
 
 def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item]) -> None:
-    """`make explore` has the deep explorations, `make crash` the slow crashes; elsewhere they are no tests."""
+    """`make explore` has the deep explorations, `make crash` the slow crashes; elsewhere they are none."""
     crash = config.getoption("--crash")
     deep = config.getoption("--explore-depth") == "deep"
     left_out = [

@@ -82,7 +82,7 @@ CURSORS: Final = st.tuples(
 )
 
 
-STARTS: Final = 8
+STARTS: Final = 9
 """Ways for a session to begin: 0 with nothing, and others so that what is rare is not far."""
 
 

@@ -87,10 +87,10 @@ class SessionView(Backed):
         self.asks: list[tuple[Question, int]] = []
 
     def start(self, how: int) -> None:
-        """An event stream; an offer, read or not; a socket, its gap read or not, or with none; a restart."""
+        """An offer, read or not; a socket, its gap read or not, or with none; a restart; deaths."""
         if how == 0:
             return
-        if how in (2, 4, 6, 7):
+        if how % 2 == 0 or how == 7:
             self.shake_hands(how)
         self.the_backend_speaks("notes", 3, "hello")
         self.a_message_comes("request", "hello", "next", "same", "post")
@@ -101,8 +101,12 @@ class SessionView(Backed):
             self.somebody_asks("negotiate", ("here", 0), "none")
         if how in (3, 4):
             self.somebody_asks("knock", ("back", 2), "none")
+        if how == 3:
+            self.flush()
+            self.a_message_comes("empty", "", "next", "new", "post")
         if how == 4:
             self.read_on(1, 9)
+            self.a_message_comes("request", "hello", "hole", "same", "socket")
         if how == 5:
             self.flush()
             self.somebody_asks("knock", ("door", 0), "current")
@@ -111,7 +115,7 @@ class SessionView(Backed):
             self.flush()
             self.process_dies(landed=True)
             self.the_next_backend_begins()
-        for _ in range(4 + self.next() % 2 if how == 7 else 0):
+        for _ in range(how - 3 if how in (7, 8) else 0):
             if self.over is None:
                 self.the_backend_speaks("question", 1, "hello")
                 self.backend_dies()

@@ -234,6 +234,8 @@ class Session:
         seq = self.append(stream, "message", data, now)
         self.inbox.note_backend(envelope, seq)
         self.streams.ask(stream, envelope, seq)
+        if envelope.kind is Kind.REQUEST or envelope.target is not None:
+            self._changed = True  # who goes on with the session has to withdraw what is asked (N3)
         return []
 
     def _handed(self, input: Handed) -> list[Effect]:
