@@ -536,8 +536,10 @@ async def test_whatever_a_disk_does_to_a_commit_is_a_storage_error_and_the_log_g
 
 @pytest.mark.parametrize("failure", FAILURES)
 async def test_whatever_a_disk_does_to_a_query_is_a_storage_error_and_the_log_goes_on(
-    path: Path, failure: type[apsw.Error]
+    path: Path, failure: type[apsw.Error], monkeypatch: pytest.MonkeyPatch
 ) -> None:
+    monkeypatch.setattr(database, "_BUSY_MS", 0)
+
     def fail(at: str, _: str) -> None:
         if at == "read":
             raise failure("simulated")
