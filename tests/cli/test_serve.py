@@ -127,7 +127,6 @@ def test_a_port_in_use_is_one_line_with_a_way_out(run: Run) -> None:
         (["--log", "postgres://x", *ANY], "names no log (accepted: memory:, sqlite:"),
         (["--path", "mcp", *ANY], "--path /mcp"),
         (["--host", "nosuch.invalid", *ANY], "there is no such host"),
-        (["--on-backend-loss", "restart", *ANY], "comes in a later version"),
     ],
 )
 def test_misuse_is_one_line_that_says_what_to_do(run: Run, args: list[str], told: str) -> None:

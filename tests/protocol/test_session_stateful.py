@@ -87,7 +87,7 @@ class SessionView(Backed):
         self.asks: list[tuple[Question, int]] = []
 
     def start(self, how: int) -> None:
-        """An offer, read or not; a socket, its gap read or not, or with none; a restart; deaths."""
+        """An offer, or the boundary; a socket, its gap read or not, or with none; a restart; deaths."""
         if how == 0:
             return
         if how % 2 == 0 or how == 7:
@@ -99,6 +99,9 @@ class SessionView(Backed):
         self.read_on(0, 2)
         if how in (1, 2, 5):
             self.somebody_asks("negotiate", ("here", 0), "none")
+        if how == 2:
+            self.flush()
+            self.somebody_asks("listen", ("door", 0), "none")
         if how in (3, 4):
             self.somebody_asks("knock", ("back", 2), "none")
         if how == 3:
@@ -112,6 +115,7 @@ class SessionView(Backed):
             self.somebody_asks("knock", ("door", 0), "current")
         if how == 6:
             self.the_backend_speaks("question", 1, "hello")
+            self.client_says("request")
             self.flush()
             self.process_dies(landed=True)
             self.the_next_backend_begins()
@@ -638,5 +642,5 @@ class SessionView(Backed):
 @pytest.mark.rule("L1", "L2", "L4", "L5", "L6", "L7", "C2", "C4", "C5")
 @pytest.mark.rule("U1", "U4", "U7", "U10", "B1", "B6", "B8", "N1", "N2", "N3")
 def test_a_long_life_in_the_session_view_is_as_a_naive_model_has_it() -> None:
-    long = settings(max_examples=examples(0.6), stateful_step_count=40)
+    long = settings(max_examples=examples(1.0), stateful_step_count=40)
     run_state_machine_as_test(SessionView, settings=long)

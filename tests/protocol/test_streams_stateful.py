@@ -181,7 +181,9 @@ class StreamView(Backed):
     # Event streams --------------------------------------------------------------------------------
 
     @rule(
-        what=st.sampled_from(["place"] * 6 + ["none"] * 3 + ["any", "any", "start", "foreign", "ahead"]),
+        what=st.sampled_from(
+            ["place"] * 4 + ["open"] * 3 + ["none"] * 3 + ["any", "any", "start", "foreign", "ahead"]
+        ),
         n=st.integers(0, 40),
         primed=st.booleans(),
     )
@@ -202,9 +204,12 @@ class StreamView(Backed):
         self.serving(self.served(self.put(input), conn), conn, stated.stream, at, primed)
 
     def position(self, what: str, n: int) -> Position:
-        """What somebody states: an ID that came (`place`), any event's under any stream, or worse."""
+        """What somebody states: an ID that came (`place`; of an `open` request), any event's, or worse."""
         stream, seq = n % (self.streams + 1), max(0, self.committed - n)
         match what:
+            case "open" if any(place.stream in self.running for place in self.places):
+                places = [place for place in self.places if place.stream in self.running]
+                return places[n % len(places)]
             case "place" if self.places:
                 return self.places[-1 - n % len(self.places)]
             case "foreign" if self.places:
@@ -336,5 +341,5 @@ class StreamView(Backed):
 @pytest.mark.hypothesis
 @pytest.mark.rule("L1", "L4", "L7", "C5", "C6", "M1", "M2", "M3", "M4", "M6", "N1", "N2", "N3")
 def test_a_long_life_in_the_stream_view_is_as_a_naive_model_has_it() -> None:
-    long = settings(max_examples=examples(0.4), stateful_step_count=40)
+    long = settings(max_examples=examples(0.8), stateful_step_count=40)
     run_state_machine_as_test(StreamView, settings=long)

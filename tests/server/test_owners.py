@@ -12,9 +12,11 @@ from dataclasses import dataclass
 from pathlib import Path
 
 import pytest
+from starlette.types import Message, Receive, Scope, Send
 
 from gapless.log.base import OwnerId, SessionKey
 from gapless.log.sqlite import SqliteLog
+from gapless.server import endpoint
 from tests.server.harness import (
     EventStream,
     Serve,
@@ -117,6 +119,42 @@ async def test_the_stream_view_is_served_by_the_process_that_does_not_own_it(
     assert (await second.ask("DELETE", "/mcp", streams.headers)).status == 204
     assert (await streams.get()).reason == (404, "session-ended")
     assert second.backends.all == []
+
+
+@pytest.mark.rule("S6", "L7")
+@pytest.mark.parametrize("got", [True, False])
+async def test_a_call_of_the_stream_view_whose_owner_went_with_it_is_not_run_again(
+    serve: Serve, path: Path, monkeypatch: pytest.MonkeyPatch, got: bool
+) -> None:
+    """It has no number by which to tell a repeat. One that never got to the owner is run."""
+    first, second = [await serve(SqliteLog(path), lease=NEVER) for _ in range(2)]
+    streams = await called(first)
+
+    async def pass_on(
+        address: str, scope: Scope, receive: Receive, send: Send, **_: object
+    ) -> Receive | None:
+        """The owner is gone; with the request, or before that."""
+        await serve.stop(first)
+        if not got:
+            return receive
+        taken = [await receive()]
+
+        async def again() -> Message:
+            return taken.pop() if taken else await receive()
+
+        return again
+
+    monkeypatch.setattr(endpoint, "pass_on", pass_on)
+    streams.server = second
+    if got:
+        answer = await streams.post(request(7))
+        assert (answer.status, answer.json()["id"]) == (200, 7)
+        assert answer.json()["error"]["data"] == {"reason": "outcome-unknown"}
+        assert second.backends.all == []
+    else:
+        call = await streams.call(7)
+        assert (await call.block()).id
+        assert (await (await second.backends.opened()).take())["method"] == "initialize"
 
 
 @pytest.mark.rule("N1", "B6", "B8")

@@ -56,11 +56,11 @@ def found(trial: Trial) -> dict[Violation, int]:
     return {finding.violation: finding.amount for finding in trial.findings}
 
 
-def wrong(made: Account, runs: int | None = 1, *, own: bool = False) -> dict[Violation, int]:
+def wrong(made: Account, runs: int | None = 1, *, several: bool = False) -> dict[Violation, int]:
     """What is wrong with a call, at once and in the end."""
     trial = Trial("kill", 1, ())
-    judge_outcome(trial, made, runs, own=own)
-    judge_rest(trial, made, runs, own=own)
+    judge_outcome(trial, made, runs, several=several)
+    judge_rest(trial, made, runs, several=several)
     return found(trial)
 
 
@@ -120,17 +120,25 @@ def test_what_is_wrong_with_a_call_is_found(made: Account, runs: int, expected: 
     assert wrong(made, runs) == expected
 
 
-def test_rungs_of_no_call_have_their_own_stream_and_time_in_the_stream_view_but_must_come() -> None:
+def test_in_the_stream_view_only_progress_is_sure_to_come_on_the_call_s_stream_but_all_must_come() -> None:
     late = Account(CLIMB, 1)
-    for number in (1, 2, 4, 5):
-        late.take(rung(number, CLIMB), 1)
+    for number, stream in ((1, 1), (3, 0), (4, 1), (6, 0)):
+        late.take(rung(number, CLIMB), stream)
     late.take(answer(CLIMB), 1)
-    assert wrong(late, own=True) == {Violation.MISSING: 2}
-    assert [wrong(late)[Violation.MISSING]] == [2]
-    for number in (3, 6):
-        late.take(rung(number, CLIMB), 0)
-    assert wrong(late, own=True) == {}
+    assert wrong(late, several=True) == {Violation.MISSING: 2}
+    trial = Trial("kill", 1, ())
+    judge_outcome(trial, late, 1, several=True)
+    assert found(trial) == {}
+    for number in (2, 5):
+        late.take(rung(number, CLIMB), 2)
+    assert wrong(late, several=True) == {}
     assert wrong(late) == {Violation.MISSING: 2}  # one stream has one order
+
+
+def test_a_hole_in_the_progress_of_a_call_is_one_in_the_stream_view_too() -> None:
+    assert wrong(call(2, 3, 4, 5, 6, answer(CLIMB)), several=True) == {Violation.MISSING: 1}
+    assert wrong(call(2, 3, UNKNOWN), several=True) == {Violation.MISSING: 1}
+    assert wrong(call(1, 3, UNKNOWN), several=True) == {}
 
 
 # Streams, against the log -----------------------------------------------------------------------------------

@@ -26,6 +26,7 @@ if TYPE_CHECKING:
 __all__ = ["Aim", "Mortal", "aim", "aimed", "mortal", "serving"]
 
 _STARTING: Final = 30.0
+_LAST_WORDS: Final = 1.0
 _BINDINGS: Final = 5
 _BINDING: Final = 0.2
 _STOPPING: Final = 10.0
@@ -130,7 +131,9 @@ async def serving(arguments: Sequence[str], **environment: str) -> AsyncGenerato
         except TimeoutError:
             process.kill()
             await process.wait()
-        await _read_out(reading)
+        if reading is not None:
+            await asyncio.wait({reading}, timeout=_LAST_WORDS)  # whoever it has started may hold the pipe
+            reading.cancel()
 
 
 class Mortal:
@@ -179,13 +182,18 @@ class Mortal:
                 return
 
     async def kill(self) -> None:
-        """SIGKILL, and wait until it is gone."""
+        """SIGKILL, and wait until it is gone; what its children complain of then is of no interest."""
         if self._process is None:
             return
+        assert self._process.stderr is not None
+        if self._reading is not None:
+            self._reading.cancel()
+            await asyncio.wait({self._reading})
         with suppress(ProcessLookupError):
             self._process.kill()
         await self._process.wait()
-        await _read_out(self._reading)
+        with suppress(TimeoutError):
+            await asyncio.wait_for(self._process.stderr.read(), _LAST_WORDS)
         self._process = self._reading = None
 
     def log(self) -> AbstractContextManager[Snapshot]:
@@ -222,12 +230,6 @@ async def _serve(arguments: Sequence[str], environment: Mapping[str, str]) -> Pr
         stderr=asyncio.subprocess.PIPE,
         env={**os.environ, **environment},
     )
-
-
-async def _read_out(reading: asyncio.Task[None] | None) -> None:
-    if reading is not None:
-        await asyncio.wait({reading}, timeout=1.0)  # whoever it has started may hold the pipe
-        reading.cancel()
 
 
 async def _listening(stream: asyncio.StreamReader) -> str:

@@ -175,7 +175,8 @@ class Outbox:
             over = events > limits.retain_events or now - mark.at > limits.retain_seconds
             acked = self._acked(mark)
             used = events > limits.retain_events // 2 or self._bytes > limits.retain_bytes // 2
-            pinned = self.pin is not None and mark.last > self.pin.after
+            pin = self.pin
+            pinned = pin is not None and mark.last > pin.after and self.floor < pin.upto
             if not (over_bytes or (not pinned and (over or (acked and used)))):
                 break
             self._marks.popleft()

@@ -66,10 +66,21 @@ class Endpoint(ABC):
         if again is None:
             return
         try:
-            await self._route(scope, again, send)
+            if again is receive:  # nothing of it got there
+                await self._route(scope, again, send)
+            else:
+                await self._once_more(scope, again, send)
         except PassedOn:
             text = "the process that serves this session does not answer"
             raise RefusedRequest(Refusal(Reason.LIMIT, text)) from None
+
+    async def _once_more(self, scope: Scope, receive: Receive, send: Send) -> None:
+        """Answer a request that an owner had, which went before it answered.
+
+        Raises:
+            RefusedRequest, PassedOn: as `_route`.
+        """
+        await self._route(scope, receive, send)
 
     @abstractmethod
     async def _route(self, scope: Scope, receive: Receive, send: Send) -> None:

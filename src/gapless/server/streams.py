@@ -62,6 +62,22 @@ class StreamView(Endpoint):
             case method:
                 raise not_allowed(method, _ALLOW)
 
+    async def _once_more(self, scope: Scope, receive: Receive, send: Send) -> None:
+        if scope["method"] == "POST":
+            await self._give_up(receive, send)
+        else:
+            await self._route(scope, receive, send)
+
+    async def _give_up(self, receive: Receive, send: Send) -> None:
+        """A message here has no number (L6): the owner that is gone may have run it, so nobody does again."""
+        data = await read_body(receive, self._limits.max_message_bytes + BLOCK_OVERHEAD)
+        envelope = message_input(data, self._limits.max_message_bytes).envelope
+        text = "the process that served this session is gone; the outcome is unknown"
+        if envelope is None or envelope.kind is not Kind.REQUEST:
+            raise RefusedRequest(Refusal(Reason.LIMIT, text))
+        error = error_response(envelope.id, -32000, text, {"reason": "outcome-unknown"})
+        await respond(send, 200, error, {"Content-Type": JSON})
+
     def _need(self, live: Live | None) -> Live:
         if live is None:
             text = "Mcp-Session-Id is missing, or is no token: initialize first"

@@ -23,9 +23,10 @@ from gapless.torture.trial import Trace, Trial, Violation
 
 __all__ = ["Climber", "OurClimber", "Scene", "StandardClimber"]
 
+_KINDS: Final = tuple(Kind)
 _AT_ONCE: Final = 2
 """Calls that a session has open."""
-_MOST: Final = 8.0
+_MOST: Final = 30.0
 """Seconds of a server that answers after which a call that is not answered never will be."""
 _LOOK: Final = 0.5
 _RETRY: Final = Retry(first=0.02, most=0.1, attempts=1000, door_first=0.02, door_most=0.1)
@@ -88,8 +89,7 @@ class Climber(ABC):
         accounts: the calls of all its sessions.
     """
 
-    kinds: tuple[Kind, ...] = tuple(Kind)
-    own: bool = False
+    several: bool = False
 
     def __init__(self, scene: Scene, name: str, seed: int) -> None:
         self.scene = scene
@@ -151,7 +151,7 @@ class Climber(ABC):
             f"{self.scene.run}-{self.name.replace(' ', '-')}-{self._ids}",
             rng.choice((1, 5, 20, 60)),
             rng.choice((0.0, 0.0, 0.002)),
-            tuple(rng.sample(self.kinds, rng.randint(1, len(self.kinds)))),
+            tuple(rng.sample(_KINDS, rng.randint(1, len(_KINDS)))),
             rng.choice((0, 0, 2000)),
         )
         self._open += 1
@@ -171,7 +171,7 @@ class Climber(ABC):
         elif ended() and not account.answered and not account.outcome_unknown:
             trial.counts["calls of sessions that ended"] += 1
         else:
-            judge_outcome(trial, account, self.scene.runs(climb), own=self.own)
+            judge_outcome(trial, account, self.scene.runs(climb), several=self.several)
 
     async def _answer(
         self, session: OurSession | StandardSession, account: Account, ended: Callable[[], bool]
@@ -196,7 +196,7 @@ class Climber(ABC):
     async def judge(self, source: Source) -> None:
         """Note what only time could tell, and the log."""
         for account in self.accounts:
-            judge_rest(self.scene.trial, account, self.scene.runs(account.climb), own=self.own)
+            judge_rest(self.scene.trial, account, self.scene.runs(account.climb), several=self.several)
 
 
 class OurClimber(Climber):
@@ -293,7 +293,7 @@ class OurClimber(Climber):
 class StandardClimber(Climber):
     """The client of standard Streamable HTTP, with its standalone stream open."""
 
-    own = True
+    several = True
 
     def __init__(self, scene: Scene, name: str, seed: int) -> None:
         super().__init__(scene, name, seed)

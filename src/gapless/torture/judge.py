@@ -7,7 +7,7 @@ from itertools import pairwise
 from typing import Any
 
 from gapless.torture.door import DoorSession
-from gapless.torture.ladder import Account, ranges
+from gapless.torture.ladder import Account, Kind, ranges
 from gapless.torture.trial import Trial, Violation
 
 __all__ = ["judge", "judge_door", "judge_outcome", "judge_rest", "judge_runs", "judge_stream"]
@@ -50,7 +50,7 @@ def judge(trial: Trial, account: Account, *, excused: bool = False, repeats: boo
             trial.find(violation, _detail(account, rungs, violation), len(rungs))
 
 
-def judge_outcome(trial: Trial, account: Account, runs: int | None, *, own: bool = False) -> None:
+def judge_outcome(trial: Trial, account: Account, runs: int | None, *, several: bool = False) -> None:
     """Note what is wrong with a call of a server that may die, once it is answered or has waited long enough.
 
     With a result: it ran once, and every rung came before. With `outcome-unknown`: what came of it is
@@ -58,17 +58,14 @@ def judge_outcome(trial: Trial, account: Account, runs: int | None, *, own: bool
 
     Args:
         runs: how often it has been begun; `None` if nobody knows.
-        own: rungs that are not of the call may come on another stream, and later.
+        several: there are several streams, and a call's own is sure to bring its progress only.
     """
-    due = [
-        rung for rung in range(1, account.climb.rungs + 1) if not own or account.climb.kind(rung).of_the_call
-    ]
+    due = [rung for rung in range(1, account.climb.rungs + 1) if not several or _own(account, rung)]
     if account.answered:
         trial.counts["calls answered"] += 1
         if runs == 0:
-            trial.find(
-                Violation.NOT_RUN, f"call {account.id} is answered; climb {account.climb.run} was never begun"
-            )
+            told = f"call {account.id} is answered, and climb {account.climb.run} was never begun"
+            trial.find(Violation.NOT_RUN, told)
     elif account.outcome_unknown:
         trial.counts["calls outcome-unknown"] += 1
         due = [rung for rung in due if rung < max(account.rungs, default=0)]
@@ -76,34 +73,33 @@ def judge_outcome(trial: Trial, account: Account, runs: int | None, *, own: bool
         trial.find(Violation.UNANSWERED, _detail(account, [0], Violation.UNANSWERED))
         return
     came = set(account.rungs[: account.before])
-    missing = [rung for rung in due if rung not in came]
-    if missing:
-        trial.find(
-            Violation.MISSING,
-            f"call {account.id}: {_detail(account, missing, Violation.MISSING)}",
-            len(missing),
-        )
+    _find(trial, account, Violation.MISSING, [rung for rung in due if rung not in came])
 
 
-def judge_rest(trial: Trial, account: Account, runs: int | None, *, own: bool = False) -> None:
+def judge_rest(trial: Trial, account: Account, runs: int | None, *, several: bool = False) -> None:
     """Note what only time can tell of a call: repeats, a second run, what came too late or on no stream.
 
     Args:
-        runs, own: as for `judge_outcome`.
+        runs, several: as for `judge_outcome`.
     """
     if runs is not None and runs > 1:
         trial.find(Violation.RUN_TWICE, f"climb {account.climb.run} was begun {runs} times")
-    stray = [rung for rung in account.missing if not account.climb.kind(rung).of_the_call]
-    for violation, rungs, words in (
-        (Violation.MISSING, stray if own and account.answered else [], ""),
-        (Violation.REPEATED, account.repeated, ""),
-        (Violation.REORDERED, account.reordered, ""),
-        (Violation.REORDERED, account.late, " after its answer"),
-    ):
-        if rungs:
-            trial.find(
-                violation, f"call {account.id}: {_detail(account, rungs, violation)}{words}", len(rungs)
-            )
+    if several and account.answered:
+        missing = [rung for rung in account.missing if not _own(account, rung)]
+        _find(trial, account, Violation.MISSING, missing)
+    _find(trial, account, Violation.REPEATED, account.repeated)
+    _find(trial, account, Violation.REORDERED, account.reordered)
+    _find(trial, account, Violation.REORDERED, account.late, " after the answer")
+
+
+def _own(account: Account, rung: int) -> bool:
+    return account.climb.kind(rung) is Kind.PROGRESS
+
+
+def _find(trial: Trial, account: Account, violation: Violation, rungs: list[int], words: str = "") -> None:
+    if rungs:
+        told = f"call {account.id}: {_detail(account, rungs, violation)}{words}"
+        trial.find(violation, told, len(rungs))
 
 
 def judge_stream(trial: Trial, name: str, given: Sequence[str], logged: Sequence[str]) -> None:
@@ -114,10 +110,9 @@ def judge_stream(trial: Trial, name: str, given: Sequence[str], logged: Sequence
     """
     at = {id: index for index, id in enumerate(logged)}
     seen = set(given)
-    if len(seen) < len(given):
-        trial.find(
-            Violation.REPEATED, f"{name}: {len(given) - len(seen)} events came again", len(given) - len(seen)
-        )
+    again = len(given) - len(seen)
+    if again:
+        trial.find(Violation.REPEATED, f"{name}: {again} events came again", again)
     unknown = [id for id in given if id not in at]
     if unknown:
         told = f"{name}: events were received that the log does not have: {', '.join(unknown[:3])}"

@@ -35,7 +35,7 @@ _CLIMBING: Final = 0.3
 _RUNG_MOST: Final = 15.0
 """Seconds for which a first rung is waited for."""
 _ANSWER_MOST: Final = 30.0
-_SETTLED_MOST: Final = 40.0
+_SETTLED_MOST: Final = 60.0
 """Seconds until the last calls are answered."""
 _CAUGHT_UP_MOST: Final = 10.0
 _POLL: Final = 0.005
@@ -230,8 +230,7 @@ class _Scene:
         counts["sockets bound at a kill"] += sum(climber.bound for climber in self._ours)
         counts["sessions at the door at a kill"] += sum(climber.at_the_door for climber in self._ours)
         self.trial.trace.note("fault", f"SIGKILL, {moment}")
-        if self._starting is not None and not self._starting.cancel():
-            self._starting.result()
+        await self._interrupt()
         self._served = self.served
         self.answering.clear()
         self._climbed.clear()
@@ -255,6 +254,18 @@ class _Scene:
     async def _answered(self) -> None:
         if self._starting is not None:
             await self._starting
+
+    async def _interrupt(self) -> None:
+        """Nobody waits any longer for the process to answer.
+
+        Raises:
+            TargetError: it has ended by itself.
+        """
+        if self._starting is not None:
+            self._starting.cancel()
+            await asyncio.wait({self._starting})
+            if not self._starting.cancelled():
+                self._starting.result()
 
     async def _reach(self, moment: Moment) -> None:
         if moment.since is Since.START:
@@ -295,6 +306,8 @@ class _Scene:
         Raises:
             BaseException: what one of them has died of.
         """
+        if self._starting is not None:
+            self._starting.cancel()
         for task in self._tasks:
             task.cancel()
         for died in await asyncio.gather(*self._tasks, return_exceptions=True):
