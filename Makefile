@@ -22,7 +22,7 @@ demo: $(READY) ## watch a session survive its connections
 
 .PHONY: test
 test: check ## run every check, then the tests
-	$(PY) -m pytest
+	$(PY) -m pytest -n 2 --dist loadgroup
 
 .PHONY: check
 check: $(READY) ## lint, formatting, types and import rules, without the tests

@@ -36,6 +36,10 @@ def pytest_addoption(parser: pytest.Parser) -> None:
     )
 
 
+_ALONE = ("backends", "cli", "real", "torture")
+"""Tests of real processes, which have time limits: beside others, they run one after another."""
+
+
 def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item]) -> None:
     """`make explore` has the deep explorations, `make crash` the slow crashes; elsewhere they are none."""
     crash = config.getoption("--crash")
@@ -46,5 +50,8 @@ def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item
         if (item.get_closest_marker("crash") is not None) != crash
         or (item.get_closest_marker("deep") is not None and not deep)
     ]
+    for item in items:
+        if item.path.relative_to(config.rootpath / "tests").parts[0] in _ALONE:
+            item.add_marker(pytest.mark.xdist_group("alone"))
     items[:] = [item for item in items if item not in left_out]
     config.hook.pytest_deselected(items=left_out)

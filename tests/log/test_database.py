@@ -9,6 +9,7 @@ import shutil
 import stat
 import subprocess
 import sys
+import time
 from collections.abc import Callable, Iterator
 from contextlib import closing, contextmanager, suppress
 from pathlib import Path
@@ -139,21 +140,48 @@ async def test_a_log_of_version_1_is_brought_up_to_date_with_all_that_is_in_it(p
         assert await log.acquire(A, 3, await log.join("")) == 4
 
 
-@pytest.mark.parametrize("old", [False, True], ids=["empty", "version 1"])
+@pytest.mark.parametrize("old", [False, True], ids=["new", "version 1"])
 async def test_logs_that_migrate_the_same_file_at_once_do_not_get_in_each_others_way(
     path: Path, old: bool
 ) -> None:
     if old:
         version_1(path)
-    else:
-        with closing(apsw.Connection(str(path))) as db:
-            db.pragma("journal_mode", "wal")
     logs = [SqliteLog(path) for _ in range(4)]
     await asyncio.gather(*(log.start() for log in logs))
     await asyncio.gather(*(log.create(key(str(at)), b"", link(0)) for at, log in enumerate(logs)))
     assert len(await logs[0].sessions()) == 4 + 2 * old
     for log in logs:
         await log.close()
+
+
+async def test_a_new_file_that_another_process_is_just_making_is_waited_for(
+    path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    with closing(apsw.Connection(str(path))) as other:
+        other.execute("BEGIN IMMEDIATE")
+        waits: list[float] = []
+
+        def sleep(seconds: float) -> None:
+            waits.append(seconds)
+            if len(waits) == 3:
+                other.execute("ROLLBACK")
+
+        monkeypatch.setattr(time, "sleep", sleep)
+        log = SqliteLog(path)
+        await log.start()
+        assert await log.sessions() == ()
+        await log.close()
+    assert len(waits) == 3
+
+
+async def test_a_file_that_stays_locked_is_not_waited_for_for_ever(
+    path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(database, "_BUSY_MS", 50)
+    with closing(apsw.Connection(str(path))) as other:
+        other.execute("BEGIN IMMEDIATE")
+        with pytest.raises(StorageError, match="cannot be opened: database is locked"):
+            await SqliteLog(path).start()
 
 
 OPEN = """

@@ -76,18 +76,19 @@ class Node:
             stdout=DEVNULL,
             stderr=PIPE,
         )
-        assert self._process.stderr is not None
         listens = asyncio.Event()
-        self._draining = asyncio.create_task(self._drain(self._process.stderr, listens))
+        self._draining = asyncio.create_task(self._drain(self._process, listens))
         async with asyncio.timeout(STARTING):
             await listens.wait()
         assert self._process.returncode is None, self.said.decode()
 
-    async def _drain(self, stream: asyncio.StreamReader, listens: asyncio.Event) -> None:
-        while chunk := await stream.read(4096):
+    async def _drain(self, process: Process, listens: asyncio.Event) -> None:
+        assert process.stderr is not None
+        while chunk := await process.stderr.read(4096):
             self.said += chunk
             if b"is served at" in self.said:
                 listens.set()
+        await process.wait()  # so that who waits sees that it has ended
         listens.set()
 
     def signal(self, number: int) -> None:

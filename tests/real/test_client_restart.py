@@ -6,16 +6,21 @@ import asyncio
 import json
 import stat
 import sys
+from collections import Counter
 from pathlib import Path
 from typing import Any
 
 import msgspec
 import pytest
 from mcp import Client, MCPError
+from mcp.shared.message import SessionMessage
+from mcp_types import JSONRPCNotification, JSONRPCRequest, jsonrpc_message_adapter
 
 import gapless
+from gapless.client.driver import Observation
 from gapless.client.state import Saved, StateFile
 from gapless.errors import UsageError
+from gapless.protocol.refusal import Reason
 from tests.real.serving import served
 
 SCRIPT = Path(__file__).with_name("client_process.py")
@@ -151,3 +156,46 @@ async def test_a_state_file_is_good_for_its_own_server_only(tmp_path: Path) -> N
     with pytest.raises(UsageError, match="belongs to"):
         async with gapless.connect("http://127.0.0.1:9/mcp", state=tmp_path / "s"):
             pass
+
+
+@pytest.mark.rule("L7")
+async def test_what_an_ended_session_has_left_to_hand_over_does_not_bring_its_state_file_back(
+    tmp_path: Path,
+) -> None:
+    state = tmp_path / "s"
+    seen: Counter[str] = Counter()
+    changed = asyncio.Event()
+
+    def observe(one: Observation) -> None:
+        seen[one.what] += 1
+        changed.set()
+
+    async def until(what: str, times: int) -> None:
+        while seen[what] < times:
+            changed.clear()
+            await changed.wait()
+
+    async with served() as (url, app):
+        connection = gapless.connect(url, state=state, upgrade="never", observe=observe)
+        async with connection as (read, write):
+            await write.send(SessionMessage(jsonrpc_message_adapter.validate_python(INITIALIZE)))
+            assert not isinstance(await read.receive(), Exception)
+            call = {"name": "climb", "arguments": {"steps": 5, "delay": 0.0}, "_meta": {"progressToken": 1}}
+            await write.send(
+                SessionMessage(JSONRPCRequest(jsonrpc="2.0", id=2, method="tools/call", params=call))
+            )
+            await until("arrived", 8)  # all of it is here, and nothing of it has been read
+            assert state.exists()
+            (live,) = app.sessions.all()
+            await live.end(Reason.SESSION_ENDED)
+            await until("listening → over (404 session-ended)", 1)
+            assert not state.exists()
+            cancelled = {"requestId": 2}
+            notification = JSONRPCNotification(
+                jsonrpc="2.0", method="notifications/cancelled", params=cancelled
+            )
+            await write.send(SessionMessage(notification))
+            assert len([message async for message in read]) == 2, "in hand, and the end of its call"
+            assert not state.exists()
+        assert connection.error is not None
+        assert not state.exists()

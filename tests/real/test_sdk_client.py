@@ -12,6 +12,7 @@ from mcp_types import ElicitResult
 import gapless
 from gapless.errors import UsageError
 from gapless.protocol.client import Retry
+from gapless.protocol.refusal import Reason
 from gapless.torture.faults import Direction, FaultProxy, Link
 from tests.real.serving import proxied, served
 
@@ -188,6 +189,26 @@ async def test_a_session_ended_by_the_server_answers_what_was_open_with_outcome_
             assert raised.value.error.data["reason"] == "outcome-unknown"
             assert connection.error is not None
             assert connection.error.code == "session-expired"
+
+
+@pytest.mark.parametrize("mode", ERAS)
+@pytest.mark.parametrize("upgrade", ["never", "require"])
+async def test_who_leaves_ends_the_session(mode: str, upgrade: Any) -> None:
+    async with served() as (url, app):
+        async with Client(gapless.connect(url, upgrade=upgrade), mode=mode) as client:
+            await client.list_tools()
+            (live,) = app.sessions.all()
+            assert live.machine.reason is None
+        assert live.machine.reason is Reason.SESSION_ENDED
+
+
+async def test_a_server_that_does_not_answer_does_not_keep_who_leaves() -> None:
+    async with served() as (url, app), proxied(url) as (via, proxy):
+        async with Client(gapless.connect(via)) as client:
+            await client.list_tools()
+            (live,) = app.sessions.all()
+            proxy.on_request = lambda link: link.black_hole()
+        assert live.machine.reason is None
 
 
 async def test_a_server_that_is_not_there_is_given_up_on_visibly() -> None:

@@ -121,6 +121,30 @@ async def test_a_sign_that_took_longer_than_a_lease_gives_none(process: Process)
     assert process.log.signs == 2
 
 
+@pytest.mark.timeout(10)
+@pytest.mark.rule("N1")
+async def test_a_sign_that_is_just_over_is_not_waited_for_again(process: Process) -> None:
+    """It gave no lease, and to wait for what is done is not to wait: nothing else would ever run."""
+    given = asyncio.Event()
+
+    async def late() -> None:
+        await given.wait()
+        await process.lease.ensure()
+
+    async def stand_still() -> None:
+        if not given.is_set():
+            process.now += 2 * SECONDS
+            given.set()
+
+    process.log.signing = stand_still
+    process.now = SECONDS
+    async with asyncio.TaskGroup() as group:
+        group.create_task(late())
+        group.create_task(process.lease.ensure())
+    assert process.lease.held
+    assert process.log.signs == 2
+
+
 @pytest.mark.rule("N1")
 async def test_losses_are_looked_into_before_the_lease_is_held_again(log: Log, process: Process) -> None:
     await take_one(log, process)

@@ -10,6 +10,7 @@ import random
 import re
 import ssl
 from collections.abc import Awaitable, Callable, Coroutine, Mapping
+from contextlib import suppress
 from dataclasses import dataclass
 from typing import Any, Final, assert_never
 
@@ -118,6 +119,7 @@ class Driver:
         self._observe = observe
         self._receipts = receipts
         self._tasks: set[asyncio.Task[None]] = set()
+        self._farewell: asyncio.Task[None] | None = None
         self._readers: dict[int, asyncio.Task[None]] = {}
         self._sockets: dict[int, Socket] = {}
         self._changed = asyncio.Event()
@@ -125,13 +127,15 @@ class Driver:
         self._random = random.Random()
 
     async def run(self) -> None:
-        """Start, and drive the machine until it is over. Cancelling drops everything at once."""
+        """Start, and drive the machine until it is over. What is going on then is dropped at once,
+        but for a DELETE, which `leave` waits for."""
         try:
             self.put(Start())
             await asyncio.gather(self._pump(), self._clock())
         finally:
             for task in (*self._tasks, *self._readers.values()):
-                task.cancel()
+                if task is not self._farewell:
+                    task.cancel()
             for socket in self._sockets.values():
                 socket.abort()
 
@@ -148,8 +152,10 @@ class Driver:
     async def leave(self) -> None:
         """End the session, telling the server if it answers in time."""
         self.put(Leave())
-        if self._tasks:
-            await asyncio.wait(self._tasks, timeout=_LAST_WORDS)
+        if self._farewell is not None:
+            with suppress(TimeoutError):
+                async with asyncio.timeout(_LAST_WORDS):
+                    await self._farewell
 
     def put(self, input: Input) -> None:
         """One input into the machine, and its effects out into the world."""
@@ -210,7 +216,7 @@ class Driver:
             case CloseSocket(attempt):
                 self._drop_socket(attempt)
             case Delete():
-                self._spawn(self._http.delete(session))
+                self._farewell = self._spawn(self._http.delete(session))
             case Settle(id, code, message, data):
                 self._settled.append(error_response(id, code, message, data))
             case Over(error):

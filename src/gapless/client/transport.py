@@ -294,7 +294,7 @@ class Connection:
         self.error = self.error or error
         if self._file is not None:
             self._file.discard()
-            self._saved = None
+            self._file = self._saved = None  # what is still handed over must not bring it back
 
     # State, and going on from it -------------------------------------------------------------------------
 

@@ -6,6 +6,7 @@
 from __future__ import annotations
 
 import os
+import time
 from collections.abc import Generator
 from contextlib import ExitStack, closing, contextmanager, suppress
 from functools import cache
@@ -158,13 +159,26 @@ def _migrate(db: apsw.Connection, path: str) -> None:
         SchemaError: it is newer or not ours; it has not been touched.
     """
     version = _version(db, path)
-    db.pragma("journal_mode", "wal")
+    _write_ahead(db)
     for number in range(version + 1, SCHEMA + 1):
         with transaction(db):
             if _version(db, path) < number:  # no other process was faster
                 db.execute(sql(f"{number:04}.sql"))
                 db.pragma("user_version", number)
                 db.pragma("application_id", APPLICATION_ID)
+
+
+def _write_ahead(db: apsw.Connection) -> None:
+    """Have commits go to a write-ahead log. Where two turn it on at once, SQLite does not wait itself."""
+    ends = time.monotonic() + _BUSY_MS / 1000
+    while True:
+        try:
+            db.pragma("journal_mode", "wal")
+            return
+        except apsw.BusyError:
+            if time.monotonic() >= ends:
+                raise
+            time.sleep(0.01)
 
 
 def _version(db: apsw.Connection, path: str) -> int:

@@ -97,15 +97,10 @@ class Lease:
 
     async def _sign(self) -> None:
         """Give a sign of life, one for all who want it at the same time."""
-        if self._renewing is None:
+        if self._renewing is None or self._renewing.done():  # one that is done would not be waited for
             self._renewing = asyncio.create_task(self._renew())
-            self._renewing.add_done_callback(self._renewed)
+            self._renewing.add_done_callback(_noted)
         await asyncio.shield(self._renewing)
-
-    def _renewed(self, task: asyncio.Task[None]) -> None:
-        self._renewing = None
-        if not task.cancelled():
-            task.exception()  # those who wait for it have it too
 
     async def _renew(self) -> None:
         started = self._clock()
@@ -142,3 +137,8 @@ class Lease:
                 await self.watch()
             except StorageError as error:
                 _log.warning("no sign of life could be given: %s", error.line)
+
+
+def _noted(task: asyncio.Task[None]) -> None:
+    if not task.cancelled():
+        task.exception()  # those who wait for it have it too

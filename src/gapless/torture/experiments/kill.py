@@ -42,6 +42,24 @@ _POLL: Final = 0.005
 _AGAIN: Final = 0.05
 
 
+_COUNTED: Final = (
+    "kills",
+    "killed after it answered",
+    "killed after the first rung came",
+    "killed after it was started",
+    "starts",
+    "sessions",
+    "through the door",
+    "sockets bound at a kill",
+    "sessions at the door at a kill",
+    "events",
+    "calls answered",
+    "calls outcome-unknown",
+    "calls unresumable",
+)
+"""What is counted in any case, in the order in which it is told."""
+
+
 class Since(Enum):
     """What a kill is counted from."""
 
@@ -145,6 +163,7 @@ class _Scene:
         self.folder: Path = server.folder
         self.over = False
         self.trial = Trial(Kill.name, seed, (), since=seed)
+        self.trial.counts.update(dict.fromkeys(_COUNTED, 0))
         self.run = self.trial.run
         self.answering = asyncio.Event()
         self._server = server
