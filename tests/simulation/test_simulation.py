@@ -7,7 +7,7 @@ import subprocess
 import sys
 from collections import Counter
 from pathlib import Path
-from typing import Final, cast
+from typing import cast
 
 import pytest
 
@@ -25,11 +25,8 @@ with tempfile.TemporaryDirectory() as root:
 """
 
 
-RULES: Final = ("S1", "S4", "S5", "S6", "L2", "L6", "L7", "C4", "B4", "B9", "N1", "N2", "N3")
-
-
 @pytest.mark.timeout(0)
-@pytest.mark.rule(*RULES)
+@pytest.mark.rule("S1", "S4", "S5", "S6", "L2", "L6", "L7", "C4", "B4", "B9", "N1", "N2", "N3")
 def test_what_must_always_hold_holds_in_some_schedules() -> None:
     happened: Counter[str] = Counter()
     for seed in range(SHORT):
@@ -39,7 +36,7 @@ def test_what_must_always_hold_holds_in_some_schedules() -> None:
 
 @pytest.mark.crash
 @pytest.mark.timeout(0)
-@pytest.mark.rule(*RULES)
+@pytest.mark.rule("S1", "S4", "S5", "S6", "L2", "L6", "L7", "C4", "B4", "B9", "N1", "N2", "N3")
 def test_what_must_always_hold_holds_in_every_schedule(
     request: pytest.FixtureRequest, capsys: pytest.CaptureFixture[str]
 ) -> None:
