@@ -40,6 +40,10 @@ crash: $(READY) ## kill, stop, fill up and pull the plug: nothing committed is l
 	$(BIN)/gapless torture --app $(LADDER) --experiment kill
 	$(PY) -m pytest --crash -s
 
+.PHONY: interop
+interop: $(READY) ## the official conformance suite, other clients, other servers (about 5 minutes; npm)
+	$(PY) -m tests.interop.run
+
 .PHONY: trials
 trials: $(READY) ## 1,000 sessions with random faults at random moments
 	$(BIN)/gapless torture --app $(LADDER) --experiment storm --trials 1000

@@ -36,7 +36,7 @@ def pytest_addoption(parser: pytest.Parser) -> None:
     )
 
 
-_ALONE = ("backends", "cli", "real", "torture")
+_ALONE = ("backends", "cli", "interop", "real", "torture")
 """Tests of real processes, which have time limits: beside others, they run one after another."""
 
 

@@ -32,6 +32,7 @@ from gapless.log.memory import MemoryLog
 from gapless.log.sqlite import SqliteLog
 from gapless.protocol.block import encode_event
 from gapless.protocol.cursor import MAX_SEQ, EventId, Link, link_after
+from tests.log.written import GRAIN
 
 Clock = Callable[[], float]
 
@@ -529,10 +530,10 @@ async def test_inbox_messages_are_read_in_order_from_any_number(log: Log) -> Non
 
 async def test_runs_are_what_is_retained_with_its_size_its_streams_and_its_links(log: Log) -> None:
     session = await Session.open(log)
-    assert await log.runs(session.key) == ()
+    assert await log.runs(session.key, GRAIN) == ()
     for events in (1, 4, 2):
         await session.commit(events)
-    (run,) = await log.runs(session.key)
+    (run,) = await log.runs(session.key, GRAIN)
     assert run == Run(
         last=7,
         link=session.links[7],
@@ -549,7 +550,7 @@ async def test_runs_have_nothing_that_is_at_or_below_the_floor(log: Log, floor: 
     for events in (2, 3, 2):
         await session.commit(events)
     await session.commit(floor=floor)
-    runs = await log.runs(session.key)
+    runs = await log.runs(session.key, GRAIN)
     assert sum(run.events for run in runs) == 7 - floor
     assert sum(run.size for run in runs) == len(b"".join(session.blocks[floor:]))
     streams: dict[int, tuple[int, Link]] = {}
@@ -562,13 +563,13 @@ async def test_runs_are_neither_many_small_ones_nor_large(log: Log) -> None:
     session = await Session.open(log)
     for _ in range(1500):
         await session.commit(1)
-    runs = await log.runs(session.key)
+    runs = await log.runs(session.key, GRAIN)
     assert 1500 / 1024 < len(runs) < 60  # a commit a second
     assert [run.last for run in runs] == [min(last, 1500) for last in range(61, 1561, 61)]
 
 
 async def test_an_unknown_session_has_no_runs(log: Log) -> None:
-    assert await log.runs(key("unknown")) == ()
+    assert await log.runs(key("unknown"), GRAIN) == ()
 
 
 # --- Damage ---------------------------------------------------------------------------------
@@ -585,7 +586,7 @@ async def test_damaged_events_are_an_error_that_says_so(log: Log, damage: str) -
     }[damage]
     await log.commit(session.key, replace(write, segment=segment))
     await session.commit(1)
-    steps: list[Coroutine[Any, Any, Any]] = [session.read(after=2), log.runs(session.key)]
+    steps: list[Coroutine[Any, Any, Any]] = [session.read(after=2), log.runs(session.key, GRAIN)]
     if damage != "cut short":
         steps += [session.read(after=2, limit=1), session.link(3)]
     for step in steps:
@@ -773,7 +774,7 @@ def test_no_coroutine_of_a_memory_log_suspends() -> None:
         log.leave(OwnerId(1)),
         log.load(one),
         log.read(one, 0, 9, 9),
-        log.runs(one),
+        log.runs(one, GRAIN),
         log.link(one, 1),
         log.digest(one, 1),
         log.entries(one, 0, 9),
@@ -792,14 +793,14 @@ async def test_a_copy_of_a_memory_log_goes_its_own_way() -> None:
     owner = await log.join("")
     await log.acquire(session.key, 0, owner)
     await session.commit(3, entries=(entry(1),), fence=1)
-    before = await session.state(), await log.owners(), await log.runs(session.key)
+    before = await session.state(), await log.owners(), await log.runs(session.key, GRAIN)
     copy = replace(session, log=log.copy(), blocks=session.blocks.copy(), links=session.links.copy())
-    assert (await copy.state(), await copy.log.owners(), await copy.log.runs(copy.key)) == before
+    assert (await copy.state(), await copy.log.owners(), await copy.log.runs(copy.key, GRAIN)) == before
     await copy.commit(2, entries=(entry(2),), record=b"copy", floor=4, fence=1)
     assert await copy.log.acquire(copy.key, 1) == 2
     assert await copy.log.beat(owner) == 1
     assert await copy.log.join("") != owner
     await Session.open(copy.log, "another")
-    assert (await session.state(), await log.owners(), await log.runs(session.key)) == before
+    assert (await session.state(), await log.owners(), await log.runs(session.key, GRAIN)) == before
     assert await copy.read(after=4) == (copy.blocks[4], 5)
     assert len(await log.sessions()) == 1

@@ -23,7 +23,7 @@ from gapless.log.base import Entry, Run, Stored
 from gapless.log.database import APPLICATION_ID, SCHEMA, sql
 from gapless.log.sqlite import SqliteLog
 from tests.log.disk import mounted
-from tests.log.written import DIGEST, PLENTY, A, B, blocks, key, link, opened, write
+from tests.log.written import DIGEST, GRAIN, PLENTY, A, B, blocks, key, link, opened, write
 
 
 @pytest.fixture
@@ -99,7 +99,7 @@ async def has_all_of_version_1(path: Path) -> None:
         assert await log.entries(A, 0, 9) == (Entry(1, DIGEST, b""), Entry(2, DIGEST, b""))
         # When they were written is not known: no later than the session was.
         run = Run(5, link(5), 4, len(blocks(2, 5)), 2000, {0: (5, link(5))})
-        assert await log.runs(A) == (run,)
+        assert await log.runs(A, GRAIN) == (run,)
 
 
 def version(path: Path) -> int:
@@ -136,7 +136,7 @@ async def test_a_log_of_version_1_is_brought_up_to_date_with_all_that_is_in_it(p
     assert version(path) == 2
     async with opened(path, clock=lambda: 3000.0) as log:
         await log.commit(A, write(6, 6, fence=3))
-        assert [(run.last, run.at) for run in await log.runs(A)] == [(6, 3000)]
+        assert [(run.last, run.at) for run in await log.runs(A, GRAIN)] == [(6, 3000)]
         assert await log.acquire(A, 3, await log.join("")) == 4
 
 

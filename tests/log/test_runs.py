@@ -8,12 +8,13 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from gapless.log.base import Run
+from gapless.log.base import Grain, Run
 from gapless.log.runs import runs_of
 from gapless.log.segments import DamagedError, Segment
 from gapless.protocol.block import encode_event
 from gapless.protocol.cursor import EventId, Link
-from tests.log.written import blocks, link
+from gapless.protocol.settings import Limits
+from tests.log.written import GRAIN, blocks, link
 
 
 def one_a_segment(count: int, size: int = 0, every: float = 0.0) -> list[Segment]:
@@ -47,7 +48,7 @@ def test_runs_are_all_that_is_above_the_floor_and_nothing_else(
             model.append((stream, encode_event(EventId(seq, stream, link(seq)), "message", b"x" * size), at))
         segments.append(Segment(first, len(model), b"".join(block for _, block, _ in model[first - 1 :]), at))
     floor = data.draw(st.integers(0, len(model)))
-    runs = runs_of((segment for segment in segments if segment.last > floor), floor, len(model))
+    runs = runs_of((segment for segment in segments if segment.last > floor), floor, len(model), GRAIN)
     after = floor
     for run in runs:
         mine = model[after : run.last]
@@ -62,19 +63,19 @@ def test_runs_are_all_that_is_above_the_floor_and_nothing_else(
 
 
 def test_small_segments_are_one_run_up_to_1024_events() -> None:
-    assert lasts(runs_of(one_a_segment(2500), 0, 2500)) == [1024, 2048, 2500]
+    assert lasts(runs_of(one_a_segment(2500), 0, 2500, GRAIN)) == [1024, 2048, 2500]
 
 
 def test_small_segments_are_one_run_up_to_a_mebibyte() -> None:
     segments = one_a_segment(10, 2**18 - len(blocks(1, 1, b"")))
     assert len(segments[0].data) == 2**18
-    runs = runs_of(segments[:9], 0, 9)
+    runs = runs_of(segments[:9], 0, 9, GRAIN)
     assert lasts(runs) == [4, 8, 9]
     assert [run.size for run in runs] == [2**20, 2**20, 2**18]
 
 
 def test_small_segments_are_one_run_for_a_minute_from_the_first() -> None:
-    runs = runs_of(one_a_segment(10, every=20), 0, 10)
+    runs = runs_of(one_a_segment(10, every=20), 0, 10, GRAIN)
     assert lasts(runs) == [4, 8, 10]
     assert [run.at for run in runs] == [0, 80, 160]
 
@@ -86,7 +87,7 @@ def test_a_large_segment_is_a_run_of_its_own() -> None:
         Segment(2002, 2002, blocks(2002, 2002, b"x" * 2**21)),
         Segment(2003, 2003, blocks(2003, 2003)),
     ]
-    assert lasts(runs_of(segments, 0, 2003)) == [1, 2001, 2002, 2003]
+    assert lasts(runs_of(segments, 0, 2003, GRAIN)) == [1, 2001, 2002, 2003]
 
 
 def test_no_more_is_held_than_makes_a_run() -> None:
@@ -104,7 +105,7 @@ def test_no_more_is_held_than_makes_a_run() -> None:
             most = max(most, alive)
             yield Segment(seq, seq, Counted(blocks(seq, seq, b"x" * 2**18)))
 
-    assert len(runs_of(segments(), 0, 40)) > 10
+    assert len(runs_of(segments(), 0, 40, GRAIN)) > 10
     assert most <= 5
 
 
@@ -126,4 +127,9 @@ def test_no_more_is_held_than_makes_a_run() -> None:
 )
 def test_runs_of_what_was_never_written_are_damage(segments: list[Segment], committed: int) -> None:
     with pytest.raises(DamagedError, match="the log is damaged: "):
-        runs_of(segments, 0, committed)
+        runs_of(segments, 0, committed, GRAIN)
+
+
+def test_a_run_is_no_more_than_what_is_evicted_together() -> None:
+    grain = Grain.of(Limits(retain_events=1000))
+    assert lasts(runs_of(one_a_segment(40), 0, 40, grain)) == [15, 30, 40]

@@ -19,7 +19,7 @@ from gapless.log.base import BelowFloorError, Durability, Entry, SessionKey
 from gapless.log.memory import MemoryLog
 from gapless.log.sqlite import SqliteLog
 from tests.log.disk import mounted
-from tests.log.written import DIGEST, PLENTY, A, B, blocks, key, link, opened, write
+from tests.log.written import DIGEST, GRAIN, PLENTY, A, B, blocks, key, link, opened, write
 
 
 @pytest.fixture
@@ -342,7 +342,7 @@ async def test_what_is_still_to_be_swept_is_in_no_run(path: Path) -> None:
         await fill(log, A, 1500)
         await log.commit(A, write(1501, 1502, floor=1501))
         assert rows(path)["segment"] > 1, "all is swept already"
-        assert [(run.last, run.events) for run in await log.runs(A)] == [(1502, 1)]
+        assert [(run.last, run.events) for run in await log.runs(A, GRAIN)] == [(1502, 1)]
 
 
 async def test_what_is_to_be_swept_leaves_the_file_without_another_commit(path: Path) -> None:
@@ -491,7 +491,7 @@ async def test_events_that_are_missing_in_the_file_are_damage(path: Path, missin
             log.read(A, missing - 2, 9, PLENTY),
             log.read(A, missing - 1, missing, PLENTY),
             log.link(A, missing - 1),
-            log.runs(A),
+            log.runs(A, GRAIN),
         )
         for step in steps:
             with pytest.raises(StorageError, match=r"log\.db is damaged: .*event"):
@@ -549,7 +549,13 @@ async def test_whatever_a_disk_does_to_a_query_is_a_storage_error_and_the_log_go
             await log.create(A, b"", link(0))
             await log.commit(A, write(1, 2))
             disk.before = fail
-            for step in (log.read(A, 0, 9, PLENTY), log.runs(A), log.link(A, 1), log.load(A), log.owners()):
+            for step in (
+                log.read(A, 0, 9, PLENTY),
+                log.runs(A, GRAIN),
+                log.link(A, 1),
+                log.load(A),
+                log.owners(),
+            ):
                 with pytest.raises(StorageError, match=r"log\.db cannot be read: simulated"):
                     await step
             disk.before = lambda what, path: None

@@ -14,7 +14,7 @@ import pytest
 
 from gapless.log.sqlite import SqliteLog
 from tests.log.disk import mounted
-from tests.log.written import PLENTY, A, B, blocks, link, opened, write
+from tests.log.written import GRAIN, PLENTY, A, B, blocks, link, opened, write
 
 
 @pytest.fixture
@@ -40,7 +40,9 @@ async def test_inline_no_thread_is_started_and_no_timer(path: Path, monkeypatch:
 async def test_closing_finishes_what_was_handed_over(path: Path, inline: bool) -> None:
     async with opened(path, inline=inline) as log:
         await log.create(A, b"", link(0))
-        handed_over = [asyncio.ensure_future(step) for step in (log.commit(A, write(1, 1)), log.runs(A))]
+        handed_over = [
+            asyncio.ensure_future(step) for step in (log.commit(A, write(1, 1)), log.runs(A, GRAIN))
+        ]
         await asyncio.sleep(0)  # both have begun
     assert [task.done() for task in handed_over] == [True, True]
     async with opened(path) as log:
@@ -82,7 +84,7 @@ async def lived(directory: Path) -> list[str]:
                 note("read a", log.read(A, seq - 1, 9, PLENTY)),
                 note("commit b", log.commit(B, write(seq, seq))),
                 note("join", log.join("")),
-                note("runs b", log.runs(B)),
+                note("runs b", log.runs(B, GRAIN)),
             ]
             await asyncio.gather(*(steps[(seq + at) % 5] for at in range(5)))
         happened.append("closing")

@@ -8,12 +8,13 @@ from hashlib import sha256
 from pathlib import Path
 from typing import Any
 
-from gapless.log.base import Digest, SessionKey, Write
+from gapless.log.base import Digest, Grain, SessionKey, Write
 from gapless.log.sqlite import SqliteLog
 from gapless.protocol.block import encode_event
 from gapless.protocol.cursor import EventId, Link
 
 PLENTY = 2**30
+GRAIN = Grain(1024, 2**20, 60.0)
 DIGEST = Digest(b"digest digest d.")
 
 

@@ -6,6 +6,7 @@ import multiprocessing
 import os
 from collections import Counter
 from collections.abc import Callable, Iterable
+from concurrent.futures import ProcessPoolExecutor
 from pathlib import Path
 from tempfile import TemporaryDirectory
 from typing import Final, TypeVar
@@ -41,7 +42,12 @@ def spread(run: Callable[[T], Counter[str]], items: Iterable[T]) -> Counter[str]
         Exception: what a run has raised; the others are not waited for.
     """
     total: Counter[str] = Counter()
-    with multiprocessing.get_context("spawn").Pool(os.cpu_count()) as pool:
-        for happened in pool.imap_unordered(run, items, chunksize=5):
-            total += happened
+    context = multiprocessing.get_context("spawn")
+    with ProcessPoolExecutor(os.cpu_count(), mp_context=context) as pool:
+        try:
+            for happened in pool.map(run, items, chunksize=5):
+                total += happened
+        except BaseException:
+            pool.shutdown(cancel_futures=True)
+            raise
     return total

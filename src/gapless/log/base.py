@@ -38,13 +38,14 @@ from typing import NewType
 
 from gapless.errors import LogError
 from gapless.protocol.cursor import Link
-from gapless.protocol.outbox import Run
+from gapless.protocol.outbox import Grain, Run
 
 __all__ = [
     "BelowFloorError",
     "Digest",
     "Durability",
     "Entry",
+    "Grain",
     "Log",
     "Owner",
     "OwnerId",
@@ -249,13 +250,12 @@ class Log(ABC):
         """
 
     @abstractmethod
-    async def runs(self, key: SessionKey) -> tuple[Run, ...]:
+    async def runs(self, key: SessionKey, grain: Grain) -> tuple[Run, ...]:
         """What is retained of a session's outbox, a run of events at a time, in order and without holes.
 
         Together they are `floor + 1 … committed`; where a run's events reach down to the floor or
         below, it counts only those above. A run is what one write wrote, or several that follow each
-        other within a minute, as long as they have no more than 1,024 events and 1 MiB between them;
-        `at` is the time of the first.
+        other, up to a grain between them; `at` is the time of the first.
 
         Raises:
             StorageError: it cannot be read, or what is there is damaged.

@@ -11,6 +11,7 @@ from gapless.log.base import (
     Digest,
     Durability,
     Entry,
+    Grain,
     Log,
     Owner,
     OwnerId,
@@ -159,11 +160,11 @@ class MemoryLog(Log):
         session = self._sessions.get(key)
         return (b"", after) if session is None else session.outbox.read(after, upto, limit)
 
-    async def runs(self, key: SessionKey) -> tuple[Run, ...]:
+    async def runs(self, key: SessionKey, grain: Grain) -> tuple[Run, ...]:
         session = self._sessions.get(key)
         if session is None:
             return ()
-        return runs_of(session.outbox, session.stored.floor, session.stored.committed)
+        return runs_of(session.outbox, session.stored.floor, session.stored.committed, grain)
 
     async def link(self, key: SessionKey, seq: int) -> Link | None:
         session = self._sessions.get(key)

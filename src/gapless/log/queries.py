@@ -11,7 +11,18 @@ from typing import Final
 
 import apsw
 
-from gapless.log.base import BelowFloorError, Digest, Entry, Owner, OwnerId, Run, SessionKey, Stored, Write
+from gapless.log.base import (
+    BelowFloorError,
+    Digest,
+    Entry,
+    Grain,
+    Owner,
+    OwnerId,
+    Run,
+    SessionKey,
+    Stored,
+    Write,
+)
 from gapless.log.runs import runs_of
 from gapless.log.segments import DamagedError, Segment, conflict, join, landed
 from gapless.protocol.cursor import Link
@@ -90,7 +101,7 @@ def read(db: apsw.Connection, key: SessionKey, after: int, upto: int, limit: int
         return join((Segment(*row[2:]) for row in chain([head], rows)), after, upto, limit)
 
 
-def runs(db: apsw.Connection, key: SessionKey) -> tuple[Run, ...]:
+def runs(db: apsw.Connection, key: SessionKey, grain: Grain) -> tuple[Run, ...]:
     """As `Log.runs`."""
     rows = db.execute(
         """
@@ -108,7 +119,7 @@ def runs(db: apsw.Connection, key: SessionKey) -> tuple[Run, ...]:
         floor, committed, updated, *segment = head
         every = () if segment[0] is None else chain([head], rows)
         segments = (Segment(first, last, data, at or updated) for _, _, _, first, last, data, at in every)
-        return runs_of(segments, floor, committed)
+        return runs_of(segments, floor, committed, grain)
 
 
 def link(db: apsw.Connection, key: SessionKey, seq: int) -> Link | None:

@@ -3,33 +3,27 @@
 from __future__ import annotations
 
 from collections.abc import Iterable, Iterator
-from typing import Final
 
-from gapless.log.base import Run
+from gapless.log.base import Grain, Run
 from gapless.log.segments import DamagedError, Segment
 from gapless.protocol.cursor import Link
 
 __all__ = ["runs_of"]
 
-_EVENTS: Final = 1024
-_BYTES: Final = 2**20
-_SECONDS: Final = 60.0
-"""Segments that follow each other are one run up to so much: what is evicted together, for its size or
-its age, must not be much, and one run for each of very many small segments would be."""
 
-
-def runs_of(segments: Iterable[Segment], floor: int, committed: int) -> tuple[Run, ...]:
+def runs_of(segments: Iterable[Segment], floor: int, committed: int, grain: Grain) -> tuple[Run, ...]:
     """The runs of events `floor + 1 … committed`, as `Log.runs` has them.
 
     Args:
         segments: those that reach above the floor, in order. No more of them are held than make a run.
+        grain: how much of what follows each other makes one run: a run for each of very many would be much.
 
     Raises:
         DamagedError: the segments do not hold just these events.
     """
     found: list[Run] = []
     last = floor
-    for segment in _together(segments):
+    for segment in _together(segments, grain):
         found.append(_run(segment, last))
         last = segment.last
     if last != committed:
@@ -37,15 +31,15 @@ def runs_of(segments: Iterable[Segment], floor: int, committed: int) -> tuple[Ru
     return tuple(found)
 
 
-def _together(segments: Iterable[Segment]) -> Iterator[Segment]:
+def _together(segments: Iterable[Segment], grain: Grain) -> Iterator[Segment]:
     """Segments that are one run as one segment."""
     group: list[Segment] = []
     size = 0
     for segment in segments:
         if group and (
-            segment.last - group[0].first >= _EVENTS
-            or size + len(segment.data) > _BYTES
-            or segment.at - group[0].at > _SECONDS
+            segment.last - group[0].first >= grain.events
+            or size + len(segment.data) > grain.bytes
+            or segment.at - group[0].at > grain.seconds
         ):
             yield _joined(group)
             group, size = [], 0

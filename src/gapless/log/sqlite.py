@@ -28,6 +28,7 @@ from gapless.log.base import (
     Digest,
     Durability,
     Entry,
+    Grain,
     Log,
     Owner,
     OwnerId,
@@ -193,8 +194,8 @@ class SqliteLog(Log):
         data, last = self._opened.tails.read(key, after, upto, limit)
         return (data, last) if data else await self._ask(queries.read, key, after, upto, limit)
 
-    async def runs(self, key: SessionKey) -> tuple[Run, ...]:
-        return await self._ask(queries.runs, key)
+    async def runs(self, key: SessionKey, grain: Grain) -> tuple[Run, ...]:
+        return await self._ask(queries.runs, key, grain)
 
     async def link(self, key: SessionKey, seq: int) -> Link | None:
         return self._opened.tails.link(key, seq) or await self._ask(queries.link, key, seq)

@@ -11,10 +11,27 @@ from gapless.protocol.block import encode_event
 from gapless.protocol.cursor import EventId, Link, link_after
 from gapless.protocol.settings import Limits
 
-__all__ = ["Outbox", "Pin", "Run", "Segment"]
+__all__ = ["Grain", "Outbox", "Pin", "Run", "Segment"]
 
-_MARKS: Final = 64
-"""Eviction works in steps of a limit's 64th part, so that no bookkeeping is kept per event."""
+_STEPS: Final = 64
+
+
+@dataclass(frozen=True, slots=True)
+class Grain:
+    """What is evicted together, at most: a 64th part of each limit, so that nothing is kept per event.
+
+    One event always is, and so is what one write wrote.
+    """
+
+    events: int
+    bytes: int
+    seconds: float
+
+    @classmethod
+    def of(cls, limits: Limits) -> Grain:
+        """That of some limits."""
+        seconds = limits.retain_seconds / _STEPS
+        return cls(limits.retain_events // _STEPS, limits.retain_bytes // _STEPS, seconds)
 
 
 @dataclass(frozen=True, slots=True)
@@ -117,11 +134,12 @@ class Outbox:
         self._buffer += block
         self._bytes += len(block)
         mark = self._marks[-1] if self._marks else None
+        grain = Grain.of(limits)
         if (
             mark is None
-            or mark.events >= limits.retain_events // _MARKS
-            or mark.size >= limits.retain_bytes // _MARKS
-            or now - mark.at >= limits.retain_seconds / _MARKS
+            or mark.events >= grain.events
+            or mark.size >= grain.bytes
+            or now - mark.at >= grain.seconds
         ):
             mark = Run(self.head, self.link, 0, 0, now, {})
             self._marks.append(mark)

@@ -19,6 +19,7 @@ from gapless.log.base import Log, Owner, OwnerId, SessionKey, Stored
 from gapless.protocol.carried import Waiting
 from gapless.protocol.cursor import LINK_BYTES, Link
 from gapless.protocol.jsonrpc import peek
+from gapless.protocol.outbox import Grain
 from gapless.protocol.record import Retained, read_record, restore, write_record
 from gapless.protocol.refusal import Reason, Refusal
 from gapless.protocol.session import Session, View
@@ -299,6 +300,7 @@ async def own(
         fence = await log.acquire(stored.key, fence, owner)
         stored = await log.load(stored.key) or stored  # as it is now that nobody else can write
     entries = await log.entries(stored.key, stored.dispatched, stored.received)
+    runs = await log.runs(stored.key, Grain.of(limits))
     retained = Retained(
         committed=stored.committed,
         link=stored.link,
@@ -306,7 +308,7 @@ async def own(
         floor_link=stored.floor_link,
         received=stored.received,
         dispatched=stored.dispatched,
-        runs=tuple(replace(run, at=now - max(0.0, unix - run.at)) for run in await log.runs(stored.key)),
+        runs=tuple(replace(run, at=now - max(0.0, unix - run.at)) for run in runs),
         waiting=tuple(Waiting(e.number, e.data, peek(e.data)) for e in entries if e.data),
     )
     record = read_record(stored.record)
