@@ -36,7 +36,7 @@ torture: $(READY) ## every named experiment on Gapless, at its full count (about
 	$(BIN)/gapless torture --app $(LADDER)
 
 .PHONY: crash
-crash: $(READY) ## kill, stop, fill up and pull the plug: nothing committed is lost (about 12 minutes; root)
+crash: $(READY) ## kill, stop, fill up and pull the plug: nothing committed is lost (long; root)
 	$(BIN)/gapless torture --app $(LADDER) --experiment kill
 	$(PY) -m pytest --crash -s
 

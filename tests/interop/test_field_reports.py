@@ -1390,7 +1390,7 @@ async def test_a_cursor_from_before_any_event_is_good_and_past_retention_is_refu
 
 @pytest.mark.rule("C4", "S1")
 async def test_a_client_with_a_slow_handler_that_reconnects_gets_nothing_twice_and_goes_not_back() -> None:
-    # Row 35. What is in hand is not queued again (Incoming.event); the model of the client has the mutant.
+    # Row 35. Guard: Incoming.event, what is in hand is not queued again; this was not seen red without it.
     seen: list[float] = []
     stated = Stated()
     hello = {
