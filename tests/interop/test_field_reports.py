@@ -101,24 +101,31 @@ async def steps(stream: EventStream, count: int) -> list[int]:
 # Streams that break ----------------------------------------------------------------------------------
 
 
+Resume = Callable[[str | None], Awaitable[EventStream]]
+
+
 @dataclass
 class Replay:
     """A stream that is resumed from its start; while its events 1 to 3 were read, 4 to 6 were committed."""
 
     stream: EventStream
     backend: Scripted
-    resume: Callable[[str | None], Awaitable[EventStream]]
+    resume: Resume
+
+
+async def calling(server: Server, view: str) -> tuple[EventStream, Scripted, Resume]:
+    """A stream with a call on it, the MCP server behind it, and what resumes the stream."""
+    if view == "stream":
+        streams = await server.initialized()
+        return await streams.call(1), streams.backend, streams.listen
+    session = await server.started()
+    return await session.events(session.start), session.backend, session.events
 
 
 async def replayed_slowly(serve: Serve, view: str) -> Replay:
     log = Paced()
     server = await serve(log)
-    if view == "stream":
-        streams = await server.initialized()
-        stream, backend, resume = await streams.call(1), streams.backend, streams.listen
-    else:
-        session = await server.started()
-        stream, backend, resume = await session.events(session.start), session.backend, session.events
+    stream, backend, resume = await calling(server, view)
     start = (await stream.block()).id
     stream.drop()
     await backend.say(*(note(step=n) for n in (1, 2, 3)), related=1)
@@ -365,12 +372,7 @@ async def test_progress_and_a_question_of_a_process_behind_are_relayed_in_order_
 async def test_notifications_of_the_same_instant_keep_their_order(serve: Serve, view: str) -> None:
     # Row 10. Guard: outbox.Outbox.append: an ID is a count, and events are delivered by it.
     server = await serve()
-    if view == "stream":
-        streams = await server.initialized()
-        stream, backend, resume = await streams.call(1), streams.backend, streams.listen
-    else:
-        session = await server.started()
-        stream, backend, resume = await session.events(session.start), session.backend, session.events
+    stream, backend, resume = await calling(server, view)
     start = (await stream.block()).id
     for n in range(100):
         await backend.emit(note(step=n), 1)

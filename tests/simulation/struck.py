@@ -97,9 +97,7 @@ class Struck(World):
         self.points = self.disk.operations if self.victim == "disk" else self._process.steps
         await self.forgotten()
         await self.stopped()
-        self.happened["bound"] += sum(person.bound for person in self.persons)
-        self.happened["restarts"] += sum(node.starts - 1 for node in self.nodes)
-        self.happened["takeovers"] += sum(max(0, a.fence) for a in self.ledger.accounts.values())
+        self.tally()
 
     def _doom_it(self) -> None:
         owner: Any = self.persons[0] if self.victim == "client" else self.nodes[0]

@@ -132,6 +132,10 @@ class World:
         await self.through()
         await self.forgotten()
         await self.stopped()
+        self.tally()
+
+    def tally(self) -> None:
+        """Count what was gone through."""
         self.happened["bound"] += sum(person.bound for person in self.persons)
         self.happened["restarts"] += sum(node.starts - 1 for node in self.nodes)
         self.happened["takeovers"] += sum(max(0, a.fence) for a in self.ledger.accounts.values())

@@ -82,6 +82,7 @@ class Outbox:
     __slots__ = (
         "_buffer",
         "_bytes",
+        "_grain",
         "_marks",
         "_moved",
         "acks",
@@ -95,7 +96,7 @@ class Outbox:
         "pin",
     )
 
-    def __init__(self, link: Link) -> None:
+    def __init__(self, link: Link, grain: Grain) -> None:
         self.head = 0
         self.link = link
         self.committed = 0
@@ -106,6 +107,7 @@ class Outbox:
         self.evicted_unacked = 0
         self.evicted: dict[int, tuple[int, Link]] = {}
         """The last evicted event of each stream, and its link (M4)."""
+        self._grain = grain
         self._buffer = bytearray()
         self._marks: deque[Run] = deque()
         self._bytes = 0
@@ -126,7 +128,7 @@ class Outbox:
         self._marks.extend(runs)
         self._bytes = sum(run.size for run in self._marks)
 
-    def append(self, stream: int, event: str, data: bytes, limits: Limits, now: float) -> int:
+    def append(self, stream: int, event: str, data: bytes, now: float) -> int:
         """Number, link and encode one event; return its number (L1, L5)."""
         self.head += 1
         self.link = link_after(self.link, stream, event, data)
@@ -134,7 +136,7 @@ class Outbox:
         self._buffer += block
         self._bytes += len(block)
         mark = self._marks[-1] if self._marks else None
-        grain = Grain.of(limits)
+        grain = self._grain
         if (
             mark is None
             or mark.events >= grain.events
@@ -225,7 +227,7 @@ class Outbox:
 
     def copy(self) -> Outbox:
         """An independent copy."""
-        other = Outbox(self.link)
+        other = Outbox(self.link, self._grain)
         other.head, other.committed = self.head, self.committed
         other.floor, other.floor_link = self.floor, self.floor_link
         other.acks, other.pin = dict(self.acks), self.pin

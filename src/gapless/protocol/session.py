@@ -45,8 +45,8 @@ from gapless.protocol.inputs import (
     Upgrade,
     Verdict,
 )
-from gapless.protocol.jsonrpc import Kind, error_response
-from gapless.protocol.outbox import Outbox, Segment
+from gapless.protocol.jsonrpc import Kind, error_response, outcome_unknown
+from gapless.protocol.outbox import Grain, Outbox, Segment
 from gapless.protocol.recovery import hand_over, lost, revive, sift
 from gapless.protocol.refusal import CLOSE_FENCED, CLOSE_NORMAL, Reason, Refusal
 from gapless.protocol.seam import Cover, SessionState, cover
@@ -87,7 +87,7 @@ class Session:
         self.view = view
         self.limits = limits
         self.durability = durability
-        self.outbox = Outbox(link)
+        self.outbox = Outbox(link, Grain.of(limits))
         self.inbox = Inbox()
         self.door = Door()
         self.streams = Streams()
@@ -201,7 +201,7 @@ class Session:
 
     def append(self, stream: int, event: str, data: bytes, now: float) -> int:
         """Append one event to a stream; its number."""
-        seq = self.outbox.append(stream, event, data, self.limits, now)
+        seq = self.outbox.append(stream, event, data, now)
         self.streams.note(stream, seq)
         return seq
 
@@ -683,8 +683,7 @@ class Session:
 
     def settle_unknown(self, request: OpenRequest, why: str, now: float) -> None:
         """Settle an open request that nobody will answer (L7)."""
-        told = f"{why}; the outcome is unknown"
-        error = error_response(request.id, -32000, told, {"reason": "outcome-unknown"})
+        error = outcome_unknown(request.id, why)
         self.inbox.settle(request.id)
         self.append(request.stream, "message", error, now)
         self.streams.finish(request.stream)

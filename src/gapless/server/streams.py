@@ -12,7 +12,7 @@ from gapless.errors import MalformedError, TooLargeError
 from gapless.protocol.block import BLOCK_OVERHEAD
 from gapless.protocol.cursor import parse_cursor
 from gapless.protocol.inputs import Accepted, Listen, Message, Refused, Serving
-from gapless.protocol.jsonrpc import Kind, error_response
+from gapless.protocol.jsonrpc import Kind, error_response, outcome_unknown
 from gapless.protocol.refusal import Reason, Refusal
 from gapless.protocol.revisions import STREAM_VIEW, primes, requested_revision, unsupported_version
 from gapless.protocol.session import View
@@ -72,11 +72,10 @@ class StreamView(Endpoint):
         """A message here has no number (L6): the owner that is gone may have run it, so nobody does again."""
         data = await read_body(receive, self._limits.max_message_bytes + BLOCK_OVERHEAD)
         envelope = message_input(data, self._limits.max_message_bytes).envelope
-        text = "the process that served this session is gone; the outcome is unknown"
+        why = "the process that served this session is gone"
         if envelope is None or envelope.kind is not Kind.REQUEST:
-            raise RefusedRequest(Refusal(Reason.LIMIT, text))
-        error = error_response(envelope.id, -32000, text, {"reason": "outcome-unknown"})
-        await respond(send, 200, error, {"Content-Type": JSON})
+            raise RefusedRequest(Refusal(Reason.LIMIT, f"{why}; the outcome is unknown"))
+        await respond(send, 200, outcome_unknown(envelope.id, why), {"Content-Type": JSON})
 
     def _need(self, live: Live | None) -> Live:
         if live is None:

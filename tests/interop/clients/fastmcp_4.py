@@ -8,7 +8,7 @@ import sys
 from typing import Any
 
 from fastmcp import Client
-from steps import Notes, cancelled, expect, settled, text
+from steps import Notes, walk
 
 
 async def main(url: str) -> None:
@@ -19,33 +19,14 @@ async def main(url: str) -> None:
 
     async with Client(url, elicitation_handler=answer) as client:
         notes.passed("initialize")
-        async with notes.step("list"):
-            expect("climb" in [tool.name for tool in await client.list_tools()], "climb is not listed")
-        for step, rungs in (("progress", 4), ("resume", 12)):
-            async with notes.step(step):
-                seen: list[float] = []
 
-                async def climbed(
-                    progress: float, total: float | None, message: str | None, seen=seen
-                ) -> None:
-                    seen.append(progress)
+        async def call(tool: str, arguments: dict[str, Any], progress: Any = None) -> Any:
+            return await client.call_tool(tool, arguments, progress_handler=progress)
 
-                arguments = {"steps": rungs, "delay": 0.05}
-                result = await client.call_tool("climb", arguments, progress_handler=climbed)
-                expect(text(result) == f"climbed {rungs} steps", f"it ended with {text(result)}")
-                await settled(seen, rungs)
-        async with notes.step("question"):
-            expect(text(await client.call_tool("ask", {})) == "a ladder of 3 m", "the answer was lost")
-        async with notes.step("cancellation"):
-            begun = asyncio.Event()
+        async def cancel(task: asyncio.Task[Any]) -> None:
+            task.cancel()
 
-            async def lingering(progress: float, total: float | None, message: str | None) -> None:
-                begun.set()
-
-            call = asyncio.create_task(client.call_tool("linger", {}, progress_handler=lingering))
-            await asyncio.wait_for(begun.wait(), 10)
-            call.cancel()
-            await cancelled(lambda: client.call_tool("cancellations", {}))
+        await walk(notes, client.list_tools, call, cancel)
     notes.tell()
 
 

@@ -10,11 +10,12 @@ from typing import Any
 from mcp import ClientSession
 from mcp.client.streamable_http import streamable_http_client
 from mcp.types import CancelledNotification, CancelledNotificationParams, ClientNotification, ElicitResult
-from steps import Notes, cancelled, expect, settled, text
+from steps import Notes, walk
 
 
 async def main(url: str) -> None:
     notes = Notes()
+    number = 0
 
     async def answer(context: Any, params: Any) -> ElicitResult:
         return ElicitResult(action="accept", content={"metres": 3})
@@ -25,39 +26,20 @@ async def main(url: str) -> None:
     ):
         async with notes.step("initialize"):
             await session.initialize()
-        async with notes.step("list"):
-            expect(
-                "climb" in [tool.name for tool in (await session.list_tools()).tools], "climb is not listed"
-            )
-        for step, rungs in (("progress", 4), ("resume", 12)):
-            async with notes.step(step):
-                seen: list[float] = []
 
-                async def climbed(
-                    progress: float, total: float | None, message: str | None, seen=seen
-                ) -> None:
-                    seen.append(progress)
+        async def listed() -> list[Any]:
+            return (await session.list_tools()).tools
 
-                arguments = {"steps": rungs, "delay": 0.05}
-                result = await session.call_tool("climb", arguments, progress_callback=climbed)
-                expect(text(result) == f"climbed {rungs} steps", f"it ended with {text(result)}")
-                await settled(seen, rungs)
-        async with notes.step("question"):
-            expect(text(await session.call_tool("ask", {})) == "a ladder of 3 m", "the answer was lost")
-        async with notes.step("cancellation"):
-            begun = asyncio.Event()
-
-            async def lingering(progress: float, total: float | None, message: str | None) -> None:
-                begun.set()
-
+        async def call(tool: str, arguments: dict[str, Any], progress: Any = None) -> Any:
+            nonlocal number
             number = session._request_id  # 1.x has no other way to learn the ID of a call
-            call = asyncio.create_task(session.call_tool("linger", {}, progress_callback=lingering))
-            await asyncio.wait_for(begun.wait(), 10)
+            return await session.call_tool(tool, arguments, progress_callback=progress)
+
+        async def cancel(task: asyncio.Task[Any]) -> None:
             params = CancelledNotificationParams(requestId=number)
             await session.send_notification(ClientNotification(CancelledNotification(params=params)))
-            await cancelled(lambda: session.call_tool("cancellations", {}))
-            call.cancel()
-            await asyncio.wait({call})
+
+        await walk(notes, listed, call, cancel)
     notes.tell()
 
 

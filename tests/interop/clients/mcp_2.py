@@ -9,7 +9,7 @@ from typing import Any
 
 from mcp import Client
 from mcp_types import ElicitResult
-from steps import Notes, cancelled, expect, settled, text
+from steps import Notes, walk
 
 
 async def main(url: str) -> None:
@@ -20,35 +20,17 @@ async def main(url: str) -> None:
 
     async with Client(url, elicitation_callback=answer) as client:
         notes.passed("initialize")
-        async with notes.step("list"):
-            expect(
-                "climb" in [tool.name for tool in (await client.list_tools()).tools], "climb is not listed"
-            )
-        for step, rungs in (("progress", 4), ("resume", 12)):
-            async with notes.step(step):
-                seen: list[float] = []
 
-                async def climbed(
-                    progress: float, total: float | None, message: str | None, seen=seen
-                ) -> None:
-                    seen.append(progress)
+        async def listed() -> list[Any]:
+            return (await client.list_tools()).tools
 
-                arguments = {"steps": rungs, "delay": 0.05}
-                result = await client.call_tool("climb", arguments, progress_callback=climbed)
-                expect(text(result) == f"climbed {rungs} steps", f"it ended with {text(result)}")
-                await settled(seen, rungs)
-        async with notes.step("question"):
-            expect(text(await client.call_tool("ask", {})) == "a ladder of 3 m", "the answer was lost")
-        async with notes.step("cancellation"):
-            begun = asyncio.Event()
+        async def call(tool: str, arguments: dict[str, Any], progress: Any = None) -> Any:
+            return await client.call_tool(tool, arguments, progress_callback=progress)
 
-            async def lingering(progress: float, total: float | None, message: str | None) -> None:
-                begun.set()
+        async def cancel(task: asyncio.Task[Any]) -> None:
+            task.cancel()
 
-            call = asyncio.create_task(client.call_tool("linger", {}, progress_callback=lingering))
-            await asyncio.wait_for(begun.wait(), 10)
-            call.cancel()
-            await cancelled(lambda: client.call_tool("cancellations", {}))
+        await walk(notes, listed, call, cancel)
     notes.tell()
 
 
