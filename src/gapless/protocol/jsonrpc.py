@@ -15,7 +15,16 @@ import msgspec
 
 from gapless.errors import MalformedError
 
-__all__ = ["Envelope", "Kind", "RequestId", "error_response", "one_line", "peek", "salvage"]
+__all__ = [
+    "Envelope",
+    "Kind",
+    "RequestId",
+    "error_response",
+    "one_line",
+    "outcome_unknown",
+    "peek",
+    "salvage",
+]
 
 RequestId = int | str
 """A JSON-RPC request ID; `1` and `"1"` are different (M6)."""
@@ -181,3 +190,9 @@ def error_response(
     if data is not None:
         error["data"] = data
     return msgspec.json.encode({"jsonrpc": "2.0", "id": id, "error": error})
+
+
+def outcome_unknown(id: RequestId | None, why: str, **about: Any) -> bytes:
+    """The error that settles a request which may have run, and which nobody will answer (L7)."""
+    told = f"{why}; the outcome is unknown"
+    return error_response(id, -32000, told, {"reason": "outcome-unknown", **about})

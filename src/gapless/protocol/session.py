@@ -45,7 +45,7 @@ from gapless.protocol.inputs import (
     Upgrade,
     Verdict,
 )
-from gapless.protocol.jsonrpc import Kind, error_response
+from gapless.protocol.jsonrpc import Kind, error_response, outcome_unknown
 from gapless.protocol.outbox import Outbox, Segment
 from gapless.protocol.recovery import hand_over, lost, revive, sift
 from gapless.protocol.refusal import CLOSE_FENCED, CLOSE_NORMAL, Reason, Refusal
@@ -683,8 +683,7 @@ class Session:
 
     def settle_unknown(self, request: OpenRequest, why: str, now: float) -> None:
         """Settle an open request that nobody will answer (L7)."""
-        told = f"{why}; the outcome is unknown"
-        error = error_response(request.id, -32000, told, {"reason": "outcome-unknown"})
+        error = outcome_unknown(request.id, why)
         self.inbox.settle(request.id)
         self.append(request.stream, "message", error, now)
         self.streams.finish(request.stream)
