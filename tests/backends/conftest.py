@@ -39,7 +39,7 @@ class Recorder:
             self._changed.notify_all()
         await self.gate.wait()
 
-    async def lost(self, message: str) -> None:
+    async def lost(self, message: str, untaken: frozenset[RequestId] = frozenset()) -> None:
         async with self._changed:
             self.losses.append(message)
             self._changed.notify_all()

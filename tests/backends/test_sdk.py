@@ -332,7 +332,7 @@ async def test_the_sink_may_close_the_backend_from_within(
                 await opened[0].close()
                 closed.set()
 
-        async def lost(self, message: str) -> None:
+        async def lost(self, message: str, untaken: frozenset[RequestId] = frozenset()) -> None:
             await super().lost(message)
             await opened[0].close()
             closed.set()
@@ -456,7 +456,7 @@ class Wire(AbstractAsyncContextManager[Any]):
     async def emit(self, data: bytes, envelope: Envelope, related: RequestId | None) -> None:
         await self._to_client.send(SessionMessage(jsonrpc_message_adapter.validate_json(data, by_name=False)))
 
-    async def lost(self, message: str) -> None:
+    async def lost(self, message: str, untaken: frozenset[RequestId] = frozenset()) -> None:
         self._to_client.close()
 
     async def __aexit__(self, *_: object) -> None:

@@ -378,7 +378,7 @@ async def test_the_sink_may_close_the_backend_from_within(start: Open, moment: s
                 await backend.close()
                 closed.set()
 
-        async def lost(self, message: str) -> None:
+        async def lost(self, message: str, untaken: frozenset[RequestId] = frozenset()) -> None:
             await super().lost(message)
             await backend.close()
             closed.set()

@@ -73,9 +73,13 @@ class Machine:
     def revive(self) -> None:
         told = {n for n in self.session.carried.orders.values() if n <= self.dispatched}
         listens = {r.number for r in self.session.inbox.open.values() if r.method == "subscriptions/listen"}
-        numbers = sorted(told | {n for n in listens if n <= self.dispatched})
+        orders = told | {n for n in listens if n <= self.dispatched}
         self.handed.clear()
-        self.put(Revive(tuple(Waiting(n, self.entries[n], peek(self.entries[n])) for n in numbers)))
+        self.put(Revive(self.logged(*orders), self.logged(*self.session.carried.untaken)))
+
+    def logged(self, *numbers: int) -> tuple[Waiting, ...]:
+        """Messages as the log has them, in order."""
+        return tuple(Waiting(n, self.entries[n], peek(self.entries[n])) for n in sorted(numbers))
 
     def answer_replay(self, **answer: Any) -> None:
         """The backend answers the request that was replayed last."""
@@ -413,6 +417,130 @@ def test_messages_that_come_while_one_is_handed_over_are_dispatched_in_the_commi
     machine.taken()
     assert machine.dispatched == 100
     assert [number for number, _ in machine.handed] == list(range(1, 101))
+
+
+def calls(machine: Machine) -> list[Any]:
+    """The IDs of the calls that were handed over since the last revival began."""
+    return [message["id"] for _, message in machine.handed if message["method"] == "tools/call"]
+
+
+def refused(*ids: int) -> Machine:
+    """A session with calls 1 and 2 dispatched and 3 waiting, whose backend has refused some, and is gone."""
+    machine = Machine()
+    machine.shake()
+    machine.client(call(0))
+    machine.client(call(1))
+    machine.client(call(2))
+    machine.backend({"id": 0, "result": {}})
+    machine.taken()
+    machine.client(call(3))
+    machine.put(Lost("it forgot its session", untaken=frozenset(ids)))
+    return machine
+
+
+@pytest.mark.rule("N2")
+@pytest.mark.rule("L7")
+def test_a_request_that_certainly_reached_no_backend_runs_on_the_fresh_one_before_what_waits() -> None:
+    machine = refused(2)
+    assert [e["id"] for e in machine.events if "error" in e] == [1]
+    assert list(machine.session.inbox.open) == [2, 3]
+    machine.revive()
+    assert methods(machine) == ["initialize"]
+    machine.answer_replay(**server(TOOLS))
+    assert calls(machine) == [2, 3]
+    assert machine.dispatched == machine.session.dispatched == 6
+    machine.backend({"id": 2, "result": {}})
+    assert machine.events[-1] == {"event": "message", "jsonrpc": "2.0", "id": 2, "result": {}}
+
+
+@pytest.mark.rule("N2")
+def test_several_that_reached_no_backend_run_in_the_order_in_which_they_were_sent() -> None:
+    machine = refused(2, 1)
+    machine.revive()
+    machine.answer_replay(**server(TOOLS))
+    assert calls(machine) == [1, 2, 3]
+
+
+@pytest.mark.rule("N2")
+def test_a_fresh_backend_that_dies_before_it_is_handed_them_leaves_them_to_the_next() -> None:
+    machine = refused(1, 2)
+    machine.revive()
+    machine.put(Lost("it crashed"))
+    assert list(machine.session.inbox.open) == [1, 2, 3]
+    machine.revive()
+    machine.answer_replay(**server(TOOLS))
+    assert calls(machine) == [1, 2, 3]
+
+
+@pytest.mark.rule("N1")
+def test_once_a_fresh_backend_has_them_they_are_dispatched_like_any_other() -> None:
+    machine = refused(1, 2)
+    machine.revive()
+    machine.answer_replay(**server(TOOLS))
+    machine.put(Lost("it crashed"))
+    assert [e["id"] for e in machine.events if "error" in e] == [1, 2, 3]
+
+
+@pytest.mark.rule("N1")
+def test_a_process_that_takes_over_does_not_know_that_they_reached_no_backend() -> None:
+    other = refused(1, 2).restart()
+    assert [e["id"] for e in other.events if "error" in e] == [1, 2]
+    other.revive()
+    other.answer_replay(**server(TOOLS))
+    assert calls(other) == [3]
+
+
+@pytest.mark.rule("N2")
+def test_a_setting_that_reached_no_backend_does_not_replace_a_later_one() -> None:
+    machine = Machine()
+    machine.shake()
+    for id, level in ((1, "debug"), (2, "error")):
+        machine.client({"id": id, "method": "logging/setLevel", "params": {"level": level}})
+        machine.taken()
+    machine.backend({"id": 2, "result": {}})
+    machine.put(Lost("it forgot its session", untaken=frozenset({1})))
+    machine.revive()
+    machine.answer_replay(**server(TOOLS))
+    machine.answer_replay()
+    assert machine.handed[-1][1]["params"] == {"level": "debug"}
+    machine.taken()
+    machine.backend({"id": 1, "result": {}})
+    machine.put(Lost("it crashed"))
+    machine.revive()
+    machine.answer_replay(**server(TOOLS))
+    assert machine.handed[-1][1]["params"] == {"level": "error"}
+
+
+@pytest.mark.rule("N2")
+def test_a_subscription_among_them_is_replayed_and_not_handed_over_twice() -> None:
+    machine = Machine()
+    machine.client({"id": "d", "method": "server/discover", "params": {}})
+    machine.taken()
+    machine.backend({"id": "d", **server(TOOLS)})
+    machine.client({"id": "l", "method": "subscriptions/listen", "params": {"notifications": {}}})
+    machine.taken()
+    machine.put(Lost("it forgot its session", untaken=frozenset({"l"})))
+    machine.revive()
+    machine.answer_replay(**server(TOOLS))
+    assert methods(machine).count("subscriptions/listen") == 1
+
+
+@pytest.mark.rule("N2")
+def test_a_backend_that_refuses_everything_is_given_up() -> None:
+    machine = Machine()
+    machine.shake()
+    machine.client(call(1))
+    losses = 0
+    while machine.session.reason is None:
+        machine.put(Lost("it forgot its session", untaken=frozenset({1})))
+        losses += 1
+        assert losses <= FUTILE + 2
+        if machine.session.reason is None:
+            machine.revive()
+            machine.answer_replay(**server(TOOLS))
+            assert calls(machine) == [1]
+    assert losses == FUTILE + 2
+    assert [e["id"] for e in machine.events if "error" in e] == [1]
 
 
 @pytest.mark.rule("N2")

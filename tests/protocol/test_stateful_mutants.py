@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections import deque
 from collections.abc import Callable
 from dataclasses import replace
 from typing import Any, NamedTuple
@@ -196,8 +197,9 @@ def a_loss_that_settles_nothing(patch: Patch) -> None:
 def a_loss_that_settles_what_was_not_dispatched(patch: Patch) -> None:
     def change(session: Session, input: Lost, real: Callable[[], list[Effect]]) -> list[Effect]:
         dispatched, session.dispatched = session.dispatched, session.inbox.received
+        waiting, session.carried.waiting = session.carried.waiting, deque()
         effects = real()
-        session.dispatched = dispatched
+        session.dispatched, session.carried.waiting = dispatched, waiting
         return effects
 
     losing(patch, change)

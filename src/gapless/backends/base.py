@@ -26,8 +26,11 @@ class Sink(Protocol):
         """
         ...
 
-    async def lost(self, message: str) -> None:
-        """The MCP server is gone and will send nothing more: called once, last, unless `close` was called."""
+    async def lost(self, message: str, untaken: frozenset[RequestId] = frozenset()) -> None:
+        """The MCP server is gone and will send nothing more: called once, last, unless `close` was called.
+
+        Of the requests it was sent, those in `untaken` certainly did not reach it: a fresh one gets them.
+        """
         ...
 
 

@@ -97,6 +97,8 @@ class Carried:
         told: a digest of what the client was told in each handshake; `lists` are those it declared.
         orders: what a fresh incarnation is to be told, by what it is about: numbers of inbox messages.
         waiting: accepted messages that no backend was handed yet.
+        untaken: numbers of requests that were dispatched, that no backend has, and that wait again
+            once a fresh one begins.
         handing: whether some are being handed over this moment.
         answered: whether this incarnation has answered a client's request.
         futile: how many in a row have not.
@@ -118,6 +120,7 @@ class Carried:
         "replaying",
         "told",
         "unacknowledged",
+        "untaken",
         "waiting",
     )
 
@@ -129,6 +132,7 @@ class Carried:
         self.news: tuple[bytes, ...] = ()
         self.orders: dict[str, int] = {}
         self.waiting: deque[Waiting] = deque()
+        self.untaken: tuple[int, ...] = ()
         self.handing = False
         self.answered = False
         self.futile = 0

@@ -94,17 +94,22 @@ class Handed:
 
 @dataclass(frozen=True, slots=True)
 class Lost:
-    """The backend is gone: by itself, or with the process that owned the session before (N2)."""
+    """The backend is gone: by itself, or with the process that owned the session before (N2).
+
+    Requests of the IDs in `untaken` were dispatched, and certainly reached no backend.
+    """
 
     message: str
     taken_over: bool = False
+    untaken: frozenset[RequestId] = frozenset()
 
 
 @dataclass(frozen=True, slots=True)
 class Revive:
-    """A fresh backend may begin: it is told these, in their order, and then goes on (N2)."""
+    """A fresh backend may begin: it is told the orders, in turn, and then gets what none has taken (N2)."""
 
     orders: tuple[Waiting, ...]
+    untaken: tuple[Waiting, ...] = ()
 
 
 @dataclass(frozen=True, slots=True)

@@ -192,6 +192,7 @@ def error_response(
     return msgspec.json.encode({"jsonrpc": "2.0", "id": id, "error": error})
 
 
-def outcome_unknown(id: RequestId | None, why: str) -> bytes:
+def outcome_unknown(id: RequestId | None, why: str, **about: Any) -> bytes:
     """The error that settles a request which may have run, and which nobody will answer (L7)."""
-    return error_response(id, -32000, f"{why}; the outcome is unknown", {"reason": "outcome-unknown"})
+    told = f"{why}; the outcome is unknown"
+    return error_response(id, -32000, told, {"reason": "outcome-unknown", **about})

@@ -1,7 +1,7 @@
 """What becomes of a session whose backend is gone (N1–N3).
 
-Nothing that an MCP server was handed is handed over again: what was open is answered, out loud, and
-what was not handed over yet waits for a fresh one. That is told what the last one knew, without
+Nothing that an MCP server has taken is handed over again: what was open is answered, out loud, and
+what was not taken yet waits for a fresh one. That is told what the last one knew, without
 anybody seeing its answers, and then goes on in its place, unless it says something else of itself.
 """
 
@@ -56,8 +56,14 @@ def lost(session: Session, input: Lost, now: float) -> list[Effect]:
         cancelled = {"jsonrpc": "2.0", "method": "notifications/cancelled", "params": params}
         session.append(0, "message", msgspec.json.encode(cancelled), now)
     inbox.asked.clear()
-    for request in list(inbox.open.values()):
-        if request.number <= session.dispatched and request.method != LISTEN:
+    again = {message.number for message in carried.waiting}
+    dispatched = [request for request in inbox.open.values() if request.number <= session.dispatched]
+    for request in dispatched:
+        if request.method == LISTEN or request.number in again:
+            continue
+        if request.id in input.untaken:
+            carried.untaken += (request.number,)
+        else:
             session.settle_unknown(request, input.message, now)
     if session.dispatched:
         carried.incarnation += 1  # an earlier one may have made IDs that are still about
@@ -75,6 +81,8 @@ def revive(session: Session, input: Revive, now: float) -> list[Effect]:
         return []
     carried.phase = Phase.REPLAYING
     carried.replaying.extend(input.orders)
+    carried.waiting.extendleft(reversed(input.untaken))
+    carried.untaken = ()
     carried.news = tuple(list_changes(carried.lists)) if "initialize" in carried.told else ()
     return _replay(session, now)
 
@@ -137,11 +145,14 @@ def hand_over(session: Session) -> list[Effect]:
     effects: list[Effect] = []
     while carried.waiting and len(effects) < _BATCH:
         message = carried.waiting.popleft()
-        session.note_dispatched(message.number)
+        first = message.number > session.dispatched
+        if first:
+            session.note_dispatched(message.number)
         sent: tuple[bytes, Envelope] | None = to_backend(carried.mark, message.data, message.envelope)
         if sent is None:
             continue  # an answer to a question of an earlier incarnation: accepted, and dropped (N3)
-        carried.note(message.number, message.data, message.envelope)
+        if first:
+            carried.note(message.number, message.data, message.envelope)
         effects.append(Dispatch(message.number, *sent, carried.incarnation))
     carried.handing = bool(effects)
     return effects

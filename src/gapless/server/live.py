@@ -12,7 +12,7 @@ import logging
 import secrets
 import time
 from collections import deque
-from collections.abc import Callable
+from collections.abc import Callable, Iterable
 from contextlib import suppress
 from dataclasses import replace
 from typing import Final, TypeVar
@@ -424,13 +424,13 @@ class Live:
             case _:
                 pass
 
-    def lose(self, message: str, incarnation: int) -> None:
+    def lose(self, message: str, incarnation: int, untaken: frozenset[RequestId] = frozenset()) -> None:
         """The backend of that number is gone: what it had is settled, and a fresh one begins (L7, N2)."""
         if incarnation != self.machine.carried.incarnation or self.machine.carried.phase is Phase.DOWN:
             return
         _log.warning("session %s: %s", self.key.hex()[:8], message)
         self.close_backend()
-        self.offer(Lost(message))
+        self.offer(Lost(message, untaken=untaken))
         self._go_on()
 
     async def take_over(self) -> None:
@@ -454,16 +454,16 @@ class Live:
         incarnation = carried.incarnation
         if carried.futile:
             await asyncio.sleep(_BACKOFF * 4 ** (carried.futile - 1))
-        orders: tuple[Waiting, ...] | None = None
-        while orders is None:
+        revival: Revive | None = None
+        while revival is None:
             try:
                 await self.durable()
-                orders = await self._orders()
+                revival = Revive(await self._orders(), await self._entries(carried.untaken))
             except (StorageFault, StorageError):
                 if self.stale:
                     return
                 await asyncio.sleep(_RETRY_STORAGE)
-        self.offer(Revive(orders))
+        self.offer(revival)
         self._overdue = asyncio.get_running_loop().call_later(_REPLAY, self._give_up, incarnation)
 
     async def _orders(self) -> tuple[Waiting, ...]:
@@ -471,7 +471,11 @@ class Live:
         machine = self.machine
         listens = (request.number for request in machine.inbox.open.values() if request.method == LISTEN)
         told = {n for n in (*machine.carried.orders.values(), *listens) if n <= machine.dispatched}
-        found = [await self.log.entries(self.key, number - 1, 1) for number in sorted(told)]
+        return await self._entries(told)
+
+    async def _entries(self, numbers: Iterable[int]) -> tuple[Waiting, ...]:
+        """Messages as the log has them, in order."""
+        found = [await self.log.entries(self.key, number - 1, 1) for number in sorted(numbers)]
         return tuple(Waiting(entry.number, entry.data, peek(entry.data)) for (entry,) in found)
 
     def _give_up(self, incarnation: int) -> None:
@@ -524,8 +528,8 @@ class _Voice:
     async def emit(self, data: bytes, envelope: Envelope, related: RequestId | None) -> None:
         await self._live.emit(data, envelope, related, self._incarnation)
 
-    async def lost(self, message: str) -> None:
-        self._live.lose(message, self._incarnation)
+    async def lost(self, message: str, untaken: frozenset[RequestId] = frozenset()) -> None:
+        self._live.lose(message, self._incarnation, untaken)
 
 
 def as_write(commit: Commit, record: bytes | None, fence: int) -> Write:

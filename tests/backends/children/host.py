@@ -11,7 +11,7 @@ class Nowhere:
     async def emit(self, data: bytes, envelope: Envelope, related: RequestId | None) -> None:
         pass
 
-    async def lost(self, message: str) -> None:
+    async def lost(self, message: str, untaken: frozenset[RequestId] = frozenset()) -> None:
         pass
 
 
