@@ -3,13 +3,14 @@
 from __future__ import annotations
 
 import json
+import shutil
 import subprocess
 import sys
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Final
 
-__all__ = ["ROOT", "Packages", "npm", "python"]
+__all__ = ["ROOT", "Packages", "chromium", "npm", "python"]
 
 ROOT: Final = Path(__file__).resolve().parents[2]
 BUILD: Final = ROOT / "build" / "interop"
@@ -82,6 +83,20 @@ def python(name: str, *packages: str) -> Packages:
     asked = f"from importlib.metadata import version; print(*map(version, {names!r}))"
     found = subprocess.run([program, "-c", asked], check=True, capture_output=True, text=True, timeout=60)
     return Packages(folder, str(program), dict(zip(names, found.stdout.split(), strict=True)))
+
+
+def chromium() -> Packages:
+    """The Chromium of this machine.
+
+    Raises:
+        FileNotFoundError: there is none.
+    """
+    program = shutil.which("chromium") or shutil.which("chromium-browser") or shutil.which("google-chrome")
+    if program is None:
+        raise FileNotFoundError("there is no chromium on the PATH: install it (apt-get install chromium)")
+    asked = [program, "--version", "--no-sandbox"]
+    found = subprocess.run(asked, check=True, capture_output=True, text=True, timeout=60)
+    return Packages(BUILD, program, {"chromium": found.stdout.split()[1]})
 
 
 def _stale(folder: Path, packages: tuple[str, ...]) -> bool:

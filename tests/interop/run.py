@@ -26,7 +26,7 @@ from rich.table import Table
 from tests.interop.client_rows import CLIENTS, STEPS, try_client
 from tests.interop.installed import ROOT
 from tests.interop.page import PAGE, Section, rewritten
-from tests.interop.processes import PORT, gapless, run, serving
+from tests.interop.processes import PORT, gapless, serving
 from tests.interop.server_rows import SERVER_STEPS, SERVERS, try_server
 from tests.interop.suites import CLIENT, SERVER, Outcome, judge_client, judge_server, worse
 
@@ -68,11 +68,6 @@ async def _upstream() -> AsyncGenerator[str]:
 _FORMS: Final = {_ALONE: _alone, "in process": _in_process, "stdio": _stdio, "upstream": _upstream}
 
 
-async def _offers_upstream() -> bool:
-    ended = await run([sys.executable, "-m", "gapless", "serve", "--help"], 60)
-    return "--upstream" in ended.stdout
-
-
 @dataclass(slots=True)
 class Found:
     """What a part of the run found.
@@ -91,10 +86,7 @@ class Found:
 async def _suites() -> Found:
     found = Found(Section("suites", ["suite", *_FORMS]))
     outcomes: dict[tuple[str, str], Outcome] = {}
-    forms = dict(_FORMS)
-    if not await _offers_upstream():
-        del forms["upstream"]
-    for form, served in forms.items():
+    for form, served in _FORMS.items():
         try:
             async with served() as url:
                 for suite in SERVER:
@@ -103,10 +95,9 @@ async def _suites() -> Found:
         except RuntimeError as error:
             found.wrong.append(f"{form}: {error}")
     for suite in SERVER:
-        row = [outcomes.get((suite.title, form), Outcome({}, "it was not run")) for form in forms]
-        absent = ["–"] * (len(_FORMS) - len(forms))
-        found.section.rows.append([suite.title, *map(str, row), *absent])
-        for form, outcome in zip(forms, row, strict=True):
+        row = [outcomes.get((suite.title, form), Outcome({}, "it was not run")) for form in _FORMS]
+        found.section.rows.append([suite.title, *map(str, row)])
+        for form, outcome in zip(_FORMS, row, strict=True):
             found.data[f"{suite.title} {form}"] = str(outcome)
             where = f"{suite.title}: {form}"
             if not outcome.good:
@@ -122,11 +113,7 @@ async def _suites() -> Found:
 
 async def _client_suites() -> Found:
     found = Found(Section("client-suites", ["suite", "passed/failed"]))
-    offered = await _offers_upstream()
     for suite in CLIENT:
-        if not offered:
-            found.section.rows.append([suite.title, "–"])
-            continue
         _progress.print(f"{suite.title}: our client")
         outcome = await judge_client(suite, ROOT / "tests" / "interop" / "fixture_client.py")
         found.section.rows.append([suite.title, str(outcome)])
@@ -140,7 +127,10 @@ async def _clients() -> Found:
     found = Found(Section("clients", ["client", *STEPS]))
     for client in CLIENTS:
         _progress.print(client.title)
-        versions, steps = await try_client(client)
+        try:
+            versions, steps = await try_client(client)
+        except FileNotFoundError as error:
+            versions, steps = {}, dict.fromkeys(STEPS, str(error))
         _row(found, f"{client.title.rstrip(' 0123456789')} {' '.join(versions.values())}", STEPS, steps)
     return found
 

@@ -17,6 +17,7 @@ from typing import Final
 
 import uvicorn
 
+from gapless.cli.handshakes import Handshakes
 from gapless.cli.loop import loop_factory
 from gapless.errors import GaplessError, UsageError
 from gapless.protocol.block import BLOCK_OVERHEAD
@@ -108,7 +109,7 @@ async def _serve(app: Gapless, listening: socket.socket, started: Callable[[], N
         uvicorn.Config(
             app,
             http="httptools",
-            ws="websockets-sansio",
+            ws=Handshakes,
             # ASGI cannot tell of pongs: our own probes and keep-alives do what pings are for.
             ws_ping_interval=None,
             ws_max_size=app.sessions.limits.max_message_bytes + BLOCK_OVERHEAD + _FRAME,
