@@ -2,6 +2,10 @@
 
 from __future__ import annotations
 
+from collections import Counter, defaultdict
+from collections.abc import Callable
+from typing import Protocol
+
 import pytest
 from hypothesis import HealthCheck, settings
 
@@ -34,6 +38,32 @@ def pytest_addoption(parser: pytest.Parser) -> None:
         action="store_true",
         help="write what happens now into the files of tests/scenarios",
     )
+
+
+class Tally(Protocol):
+    """Counts what happened in a slow judge; the sums are shown at the end, by test and by what it was of."""
+
+    def __call__(self, happened: Counter[str], of: str = "") -> None: ...
+
+
+@pytest.fixture
+def tally(request: pytest.FixtureRequest, record_property: Callable[[str, object], None]) -> Tally:
+    name = getattr(request.node, "originalname", request.node.name)
+
+    def count(happened: Counter[str], of: str = "") -> None:
+        record_property(f"{name.removeprefix('test_').replace('_', ' ')}{of and ': '}{of}", dict(happened))
+
+    return count
+
+
+def pytest_terminal_summary(terminalreporter: pytest.TerminalReporter) -> None:
+    sums: defaultdict[str, Counter[str]] = defaultdict(Counter)
+    for report in terminalreporter.stats.get("passed", ()):
+        for name, happened in report.user_properties:
+            sums[name].update(happened)
+    for name, happened in sums.items():
+        terminalreporter.section(name)
+        terminalreporter.line(", ".join(f"{n:,} {what}" for what, n in sorted(happened.items())))
 
 
 _ALONE = ("backends", "cli", "interop", "real", "torture")

@@ -52,7 +52,7 @@ class Machine:
     def client(self, message: dict[str, Any]) -> None:
         data = json.dumps({"jsonrpc": "2.0", **message}).encode()
         number = self.session.inbox.received + 1
-        self.put(Message(data, data[:16], peek(data), number=number, process="p"))
+        self.put(Message(data, data[:16], peek(data), number=number, process="p", answer_on=number))
 
     def backend(self, message: dict[str, Any], incarnation: int = 0) -> None:
         data = json.dumps({"jsonrpc": "2.0", **message}).encode()
@@ -240,6 +240,21 @@ def test_a_replayed_request_bears_an_id_that_no_request_of_the_client_has() -> N
     machine.put(Lost("it crashed"))  # of these "x" and "replay-1'" wait
     machine.revive()
     assert machine.handed[0][1]["id"] not in {"x", "replay-1'", 0}
+
+
+@pytest.mark.rule("N3", "M1")
+def test_a_question_is_withdrawn_where_a_client_without_a_standalone_stream_sees_it() -> None:
+    machine = Machine(view=View.STREAM)
+    machine.shake()
+    machine.client(call(1))
+    machine.taken()
+    machine.backend({"id": 7, "method": "elicitation/create", "params": {}})
+    machine.put(Lost("it crashed"))
+    assert [e.get("method") or e["error"]["data"]["reason"] for e in machine.events[-2:]] == [
+        "notifications/cancelled",
+        "outcome-unknown",
+    ]
+    assert machine.session.streams.last(0) == 0
 
 
 @pytest.mark.rule("N3")

@@ -25,6 +25,7 @@ from websockets.exceptions import ConnectionClosed, InvalidStatus
 from websockets.typing import Subprotocol
 
 from gapless.backends.base import Backend, Sink
+from gapless.cli.handshakes import Handshakes
 from gapless.errors import BackendError, StorageError
 from gapless.log.base import Entry, Log, OwnerId, SessionKey, Write
 from gapless.log.memory import MemoryLog
@@ -126,9 +127,9 @@ class Scripted(Backend):
             await self.emit(message, related)
             await soon(self._sink._live.durable())  # type: ignore[attr-defined]
 
-    async def lose(self, message: str = "it crashed") -> None:
-        """Be gone."""
-        await self._sink.lost(message)
+    async def lose(self, message: str = "it crashed", *untaken: RequestId) -> None:
+        """Be gone, without having had the requests in `untaken`."""
+        await self._sink.lost(message, frozenset(untaken))
 
 
 class ScriptedBackends:
@@ -763,7 +764,7 @@ class Uvicorn:
         config = uvicorn.Config(
             app,
             http="httptools",
-            ws="websockets-sansio",
+            ws=Handshakes,
             lifespan="on",
             log_config=None,
             access_log=False,

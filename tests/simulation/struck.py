@@ -37,13 +37,13 @@ _PERSONS: Final = (
         2,
         leaves=True,
         calls=(
-            _call("a", 6, asks=(2, 4)),
-            _call("b", 40, pause=0.01, pad=200, waits=True),
-            _call("c", 9, cancels=0.3),
-            _call("d", 3, after=0.5),
+            _call("a", 4, asks=(2,)),
+            _call("b", 20, pause=0.01, pad=200, waits=True),
+            _call("c", 6, cancels=0.3),
+            _call("d", 2, after=0.5),
         ),
     ),
-    PersonPlan("auto", 1, leaves=True, calls=(_call("e", 12, asks=(5,)), _call("f", 2, after=1.5))),
+    PersonPlan("auto", 1, leaves=True, calls=(_call("e", 6, asks=(5,)), _call("f", 2, after=1.5))),
 )
 
 
@@ -57,7 +57,7 @@ def course(nodes: int) -> Plan:
         session_expiry=45.0,
         tombstone=45.0,
         lease=3.0,
-        retain_events=64,
+        retain_events=32,
         on_backend_loss="restart",
     )
     return Plan(

@@ -7,17 +7,18 @@ import subprocess
 import sys
 from collections import Counter
 from pathlib import Path
-from typing import cast
 
 import pytest
 
+from tests.conftest import Tally
 from tests.simulation.plan import FAULTS, SHORT, Plan
-from tests.simulation.spread import run, spread
+from tests.simulation.seeds import run
 from tests.simulation.world import simulate
 
 _DIGEST = """
 import sys, tempfile
 from pathlib import Path
+from tests.conftest import Tally
 from tests.simulation.plan import Plan
 from tests.simulation.world import simulate
 with tempfile.TemporaryDirectory() as root:
@@ -37,14 +38,9 @@ def test_what_must_always_hold_holds_in_some_schedules() -> None:
 @pytest.mark.crash
 @pytest.mark.timeout(0)
 @pytest.mark.rule("S1", "S4", "S5", "S6", "L2", "L6", "L7", "C4", "B4", "B9", "N1", "N2", "N3")
-def test_what_must_always_hold_holds_in_every_schedule(
-    request: pytest.FixtureRequest, capsys: pytest.CaptureFixture[str]
-) -> None:
-    first, runs = (cast("int", request.config.getoption(option)) for option in ("--seed", "--seeds"))
-    happened = spread(run, range(first, first + runs))
-    with capsys.disabled():
-        print(f"\n  {', '.join(f'{n} {what}' for what, n in sorted(happened.items()))}", end="")
-    assert happened["runs"] == runs
+def test_what_must_always_hold_holds_in_every_schedule(seeds: range, tally: Tally) -> None:
+    for seed in seeds:
+        tally(run(seed))
 
 
 @pytest.mark.parametrize("seed", [3, 10])

@@ -23,7 +23,7 @@ from gapless.protocol.carried import (
     subscribed_changes,
 )
 from gapless.protocol.inputs import Dispatch, Effect, Emitted, Lost, Revive
-from gapless.protocol.jsonrpc import Envelope, Kind
+from gapless.protocol.jsonrpc import Envelope, Kind, peek
 from gapless.protocol.marks import from_backend, to_backend
 from gapless.protocol.refusal import Reason
 
@@ -51,11 +51,11 @@ def lost(session: Session, input: Lost, now: float) -> list[Effect]:
     if over:
         session.terminate(Reason.BACKEND_LOST, Reason.BACKEND_LOST.value, input.message, now)
         return []
-    for id in inbox.asked:
+    for id in list(inbox.asked):
         params = {"requestId": id, "reason": "the MCP server was restarted"}
         cancelled = {"jsonrpc": "2.0", "method": "notifications/cancelled", "params": params}
-        session.append(0, "message", msgspec.json.encode(cancelled), now)
-    inbox.asked.clear()
+        data = msgspec.json.encode(cancelled)
+        session.speak(data, peek(data), None, now)
     again = {message.number for message in carried.waiting}
     dispatched = [request for request in inbox.open.values() if request.number <= session.dispatched]
     for request in dispatched:

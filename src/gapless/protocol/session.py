@@ -45,7 +45,7 @@ from gapless.protocol.inputs import (
     Upgrade,
     Verdict,
 )
-from gapless.protocol.jsonrpc import Kind, error_response, outcome_unknown
+from gapless.protocol.jsonrpc import Envelope, Kind, RequestId, error_response, outcome_unknown
 from gapless.protocol.outbox import Grain, Outbox, Segment
 from gapless.protocol.recovery import hand_over, lost, revive, sift
 from gapless.protocol.refusal import CLOSE_FENCED, CLOSE_NORMAL, Reason, Refusal
@@ -205,6 +205,16 @@ class Session:
         self.streams.note(stream, seq)
         return seq
 
+    def speak(self, data: bytes, envelope: Envelope, related: RequestId | None, now: float) -> None:
+        """Append a message that is no response to the stream it belongs to (M1)."""
+        stream = 0
+        if self.view is View.STREAM:
+            listening = any(c.stream == 0 for c in self.connections.values())
+            stream = self.streams.route(self.inbox, envelope, related, listening)
+        seq = self.append(stream, "message", data, now)
+        self.inbox.note_backend(envelope, seq)
+        self.streams.ask(stream, envelope, seq)
+
     # Backend → client -----------------------------------------------------------------------------
 
     def _emitted(self, input: Emitted, now: float) -> list[Effect]:
@@ -214,7 +224,6 @@ class Session:
         if not isinstance(sifted, Emitted):
             return sifted
         data, envelope = sifted.data, sifted.envelope
-        stream = 0
         if envelope.kind is Kind.RESPONSE:
             # A result nobody waits for (settled, cancelled, of a dead incarnation) enters no log (L7, M8).
             request = self.inbox.settle(envelope.id)
@@ -228,12 +237,7 @@ class Session:
             self.idle_since = now  # its client has the whole expiry to fetch it
             self._changed = True
             return []
-        if self.view is View.STREAM:
-            listening = any(c.stream == 0 for c in self.connections.values())
-            stream = self.streams.route(self.inbox, envelope, sifted.related, listening)
-        seq = self.append(stream, "message", data, now)
-        self.inbox.note_backend(envelope, seq)
-        self.streams.ask(stream, envelope, seq)
+        self.speak(data, envelope, sifted.related, now)
         if envelope.kind is Kind.REQUEST or envelope.target is not None:
             self._changed = True  # who goes on with the session has to withdraw what is asked (N3)
         return []
