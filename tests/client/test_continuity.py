@@ -282,6 +282,26 @@ def test_a_probe_is_answered_ahead_of_processing() -> None:
 
 
 @pytest.mark.rule("C8")
+def test_an_application_that_takes_nothing_is_no_silence_of_the_server() -> None:
+    hand = Hand(Client("never", ahead=2, retry=Retry()))
+    hand.open()
+    for n in (1, 2):
+        hand.arrive(hand.emit(event_data(n)))
+    assert hand.client.full
+    assert hand.client.deadline is None, "nothing is read, so nothing is waited for"
+    hand.now += 1000
+    hand.put(Tick())
+    assert hand.client.phase is Phase.STREAMING
+    hand.take()
+    hand.now += 2 * 15 - 1
+    hand.put(Tick())
+    assert hand.client.phase is Phase.STREAMING
+    hand.now += 1
+    hand.put(Tick())
+    assert hand.client.phase is not Phase.STREAMING, "from when it reads again, silence counts"
+
+
+@pytest.mark.rule("C8")
 def test_silence_for_twice_the_keep_alive_drops_the_connection() -> None:
     hand = streaming()
     assert hand.client.deadline == hand.now + 30

@@ -21,6 +21,7 @@ from gapless.protocol.moves import (
     Post,
     Received,
     Refused,
+    Send,
     Settle,
     SocketClosed,
     StreamEnded,
@@ -226,6 +227,22 @@ def test_a_413_before_the_whole_was_read_is_followed_by_a_placeholder() -> None:
     hand.tick()
     (kept,) = hand.last(Post).messages
     assert (kept.number, kept.data) == (1, b"")
+
+
+@pytest.mark.rule("L6", "W5")
+def test_a_413_that_comes_once_the_message_went_over_a_socket_blames_nothing() -> None:
+    """A proxy has refused the POST; what the socket carried may have been received under that number."""
+    hand = at(Phase.KNOCKING)
+    post = hand.last(Post)
+    hand.bind(1)
+    (sent,) = [e for e in hand.effects if isinstance(e, Send) and b"tools/call" in e.frame]
+    hand.put(Refused(post.attempt, 413, None))
+    hand.now += 1
+    while hand.client.deadline is not None and hand.client.deadline <= hand.now:
+        hand.tick()
+    again = [e.frame for e in hand.effects if isinstance(e, Send) and e.frame.startswith(b"id: 1\n")]
+    assert set(again) == {sent.frame}, "the same again, if anything"
+    assert not any(isinstance(e, Settle) for e in hand.effects)
 
 
 @pytest.mark.rule("L6")

@@ -10,11 +10,10 @@ from __future__ import annotations
 import asyncio
 import logging
 import os
-import re
 import signal
 import socket
 import sys
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from contextlib import AsyncExitStack, ExitStack, suppress
 from pathlib import Path
 from typing import Final
@@ -22,6 +21,7 @@ from typing import Final
 from gapless.backends.base import Backend, Sink
 from gapless.errors import BackendError, MalformedError, UsageError
 from gapless.protocol.jsonrpc import Envelope, Kind, error_response, one_line, peek
+from gapless.protocol.lines import Lines, addressed
 
 __all__ = ["MAX_MESSAGE_BYTES", "StdioBackends"]
 
@@ -32,7 +32,6 @@ _log: Final = logging.getLogger("gapless.backends.stdio")
 
 _REAPER: Final = str(Path(__file__).resolve().with_name("reaper.py"))
 _CHUNK: Final = 64 * 1024
-_PEEK: Final = 4096
 _SHOWN: Final = 200
 _PATIENCE: Final = 4.0
 """Seconds for the reaper's two steps, of one second each, and then some."""
@@ -143,7 +142,7 @@ class _StdioBackend(Backend):
 
     async def _pump(self) -> None:
         """Hand over what the process writes, to its end; then say how it ended, unless closed."""
-        lines = _Lines(self._limit)
+        lines = Lines(self._limit)
         try:
             while data := await self._child.read():
                 for line, size in lines.feed(data):
@@ -177,7 +176,7 @@ class _StdioBackend(Backend):
     async def _refuse(self, line: bytes, trouble: str) -> None:
         """Answer in place of a message that nobody may see (W4, W5), or drop what no one waits for."""
         self._warn(trouble, line)
-        refused = _addressed(line)
+        refused = addressed(line)
         if refused is None:
             return
         if refused.kind is Kind.RESPONSE:
@@ -345,66 +344,3 @@ def _ending(status: int) -> str:
         return f"exited with status {status}"
     names = {known.value: known.name for known in signal.Signals}
     return f"was killed by {names.get(-status, f'signal {-status}')}"
-
-
-class _Lines:
-    """Cuts bytes into lines. Of one above `limit` bytes, it keeps the first and last 4 KiB only."""
-
-    def __init__(self, limit: int) -> None:
-        self._limit = limit
-        self._kept = bytearray()
-        self.size = 0
-
-    @property
-    def rest(self) -> bytes:
-        """What is kept of the unfinished line, of `size` bytes so far."""
-        return bytes(self._kept)
-
-    def feed(self, data: bytes) -> Iterator[tuple[bytes, int]]:
-        """Take the next bytes; each line they end, without its LF or CRLF, with its true size."""
-        *ends, rest = data.split(b"\n")
-        for end in ends:
-            self._add(end)
-            cr = self._kept.endswith(b"\r")
-            yield bytes(self._kept[:-1] if cr else self._kept), self.size - cr
-            self._kept.clear()
-            self.size = 0
-        self._add(rest)
-
-    def _add(self, part: bytes) -> None:
-        self._kept += part
-        self.size += len(part)
-        if self.size > self._limit + 1:  # the limit is on the text, which a CR may follow
-            del self._kept[_PEEK:-_PEEK]
-
-
-_MEMBER: Final = rb'"(jsonrpc|id)"\s*:\s*("(?:[^"\\]|\\.)*"|-?\d+)'
-_member: Final = re.compile(_MEMBER)
-_head: Final = re.compile(rb'\s*\{\s*((?:%b\s*,\s*)*)"(\w+)"\s*:' % _MEMBER)
-_tail: Final = re.compile(rb"((?:,\s*%b\s*)+)\}\s*\Z" % _MEMBER)
-_PAYLOADS: Final = {
-    **dict.fromkeys((b"result", b"error"), b'"result":0'),
-    **dict.fromkeys((b"method", b"params"), b'"method":""'),
-}
-
-
-def _addressed(line: bytes) -> Envelope | None:
-    """The kind and ID of a request or response that `peek` refuses or the limit cut; else `None`.
-
-    Read off the members before the payload (Python and most other SDKs) and after it
-    (TypeScript's): these are the outermost object's for certain, which an `"id":` found just
-    anywhere is not.
-    """
-    head = _head.match(line)
-    if head is None:
-        return None
-    members = dict(_member.findall(head[1]))
-    if tail := _tail.search(line, max(0, len(line) - _PEEK)):
-        members.update(_member.findall(tail[1]))
-    payload = _PAYLOADS.get(head[4])
-    if payload is None or b"id" not in members or members.get(b"jsonrpc") != b'"2.0"':
-        return None
-    try:
-        return peek(b'{"jsonrpc":"2.0","id":%b,%b}' % (members[b"id"], payload))
-    except MalformedError:  # an ID that no request of ours has
-        return None

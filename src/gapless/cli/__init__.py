@@ -1,4 +1,4 @@
-"""The `gapless` command: serve, call, sessions, log, audit, torture, version."""
+"""The `gapless` command: serve, call, bridge, sessions, log, audit, torture, version."""
 
 from __future__ import annotations
 
@@ -8,6 +8,7 @@ from typing import Annotated
 import typer
 
 from gapless.cli.audit import AUDIT_EXAMPLES, audit_log
+from gapless.cli.bridge import BRIDGE_EXAMPLES, bridge
 from gapless.cli.call import CALL_EXAMPLES, call
 from gapless.cli.log import log
 from gapless.cli.output import examples, fail, options
@@ -49,6 +50,7 @@ def gapless(
 
 app.command(epilog=SERVE_EXAMPLES)(serve)
 app.command(epilog=CALL_EXAMPLES)(call)
+app.command(epilog=BRIDGE_EXAMPLES)(bridge)
 app.add_typer(sessions)
 app.add_typer(log)
 app.command("audit", epilog=AUDIT_EXAMPLES)(audit_log)

@@ -6,7 +6,6 @@ The one place of the client that knows the SDK. Below it messages are bytes.
 from __future__ import annotations
 
 import asyncio
-import base64
 import os
 import secrets
 import ssl
@@ -23,8 +22,9 @@ from mcp.shared.message import SessionMessage
 from mcp_types import jsonrpc_message_adapter
 from pydantic import ValidationError
 
-from gapless.client.driver import Driver, Network, Observation
+from gapless.client.driver import Driver, Observation
 from gapless.client.identity import Identity
+from gapless.client.network import check_url, open_network
 from gapless.client.receipts import Receipts
 from gapless.client.state import Saved, StateFile
 from gapless.errors import GaplessError, UsageError
@@ -74,20 +74,15 @@ def connect(
     Raises:
         UsageError: the URL is not http(s), or `upgrade` is none of the three.
     """
-    if not url.startswith(("http://", "https://")):
-        raise UsageError(f"{url!r} is not an http or https URL", hint="for example http://127.0.0.1:8000/mcp")
+    base = check_url(url)
     if upgrade not in ("auto", "never", "require"):
         raise UsageError(f"upgrade={upgrade!r} is not one of auto, never, require")
     options: dict[str, Any] = {"verify": verify, "trust_env": trust_env, "headers": headers}
-    if url.startswith("http://"):
-        options["verify"] = False  # there is nothing to verify, and reading the CA bundle takes 20 ms
     if auth is not None:
         options["auth"] = auth
     if proxy is not None:
         options["proxy"] = proxy
-    return Connection(
-        url.rstrip("/"), upgrade, state, receipts, steps, retry, observe, options, answer_timeout
-    )
+    return Connection(base, upgrade, state, receipts, steps, retry, observe, options, answer_timeout)
 
 
 class Connection:
@@ -185,14 +180,8 @@ class Connection:
         self._resume()
         if self._receipts_path is not None:
             self._receipts = Receipts(self._receipts_path)
-        client = self._http = httpx2.AsyncClient(
-            timeout=httpx2.Timeout(self._answer_timeout), **self._options
-        )
-        verify = self._options["verify"]
-        tls = _tls(self.url, verify)
-        network = Network(
-            client, _socket_headers(self._options), tls, self._options.get("proxy"), self._answer_timeout
-        )
+        network = open_network(self.url, self._options, self._answer_timeout)
+        self._http = network.client
         process = secrets.token_urlsafe(12)
         self._to_app, read = anyio.create_memory_object_stream[_Received](0)
         write, self._from_app = anyio.create_memory_object_stream[SessionMessage](0)
@@ -407,25 +396,3 @@ def _handshake(message: dict[str, Any]) -> Any:
 
 def _id_key(id: Any) -> str:
     return msgspec.json.encode(id).decode()
-
-
-def _socket_headers(options: dict[str, Any]) -> dict[str, str]:
-    """The headers that the handshake carries: the caller's, and basic authentication."""
-    headers = dict(options["headers"] or {})
-    auth = options.get("auth")
-    if isinstance(auth, tuple):
-        user, password = cast("tuple[str, str]", auth)
-        headers["Authorization"] = "Basic " + base64.b64encode(f"{user}:{password}".encode()).decode()
-    return headers
-
-
-def _tls(url: str, verify: ssl.SSLContext | bool) -> ssl.SSLContext | None:
-    if not url.startswith("https://"):
-        return None
-    if isinstance(verify, ssl.SSLContext):
-        return verify
-    context = ssl.create_default_context()
-    if not verify:
-        context.check_hostname = False
-        context.verify_mode = ssl.CERT_NONE
-    return context

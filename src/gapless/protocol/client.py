@@ -98,6 +98,8 @@ class Client:
         self._next = Phase.LISTENING
         self._wake: float | None = None
         self._heard = 0.0
+        self._deaf = False
+        """Whether the reader has stopped for the application: it is we who are silent then (C8)."""
         self._attached = 0.0
         self._retry_floor = 0.0
         self._acked = 0 if cursor is None else cursor.seq
@@ -149,7 +151,7 @@ class Client:
     def deadline(self) -> float | None:
         """When `Tick` is due next; `None` if nothing is."""
         times = [t for t in (self._wake, self.sending.wake, self._ack_at) if t is not None]
-        if self.phase in CARRYING:
+        if self.phase in CARRYING and not self.full:
             times.append(self._heard + 2 * self.keepalive)
         return min(times) if times and self.phase in LIVE else None
 
@@ -189,8 +191,10 @@ class Client:
             case Move():
                 return self._move(now)
             case Delivered():
+                self._listen_again(now)
                 return self._delivered(now)
             case Tick():
+                self._listen_again(now)
                 return self._tick(now)
             case Leave():
                 return self._leave()
@@ -279,6 +283,7 @@ class Client:
     def _attach(self, now: float) -> None:
         self.incoming.attach()
         self._heard = self._attached = now
+        self._deaf = False
 
     def _socket_opened(self, input: SocketOpened, now: float) -> list[Effect]:
         effects: list[Effect] = []
@@ -299,6 +304,11 @@ class Client:
         """The negotiation is concluded: its nonce is outstanding no more (U9)."""
         self._outstanding = self._ticket = None
         self._ticket_failures = 0
+
+    def _listen_again(self, now: float) -> None:
+        """The application has taken something: from here on the server can be silent again (C8)."""
+        if self._deaf and not self.full:
+            self._deaf, self._heard = False, now
 
     # What arrives ---------------------------------------------------------------------------------
 
@@ -331,6 +341,7 @@ class Client:
             read_object(block.data)  # ours: if it makes no sense, then before anybody has processed it
         id = self.incoming.event(block, self.phase is Phase.BRIDGING)
         self.committed = max(self.committed, id.seq)
+        self._deaf = self.full
         return []
 
     def _control(self, block: Block, now: float) -> list[Effect]:
@@ -653,7 +664,7 @@ class Client:
             effects += self._flush()
         if self._ack_at is not None and now >= self._ack_at:
             effects += self._ack_now()
-        if self.phase in CARRYING and now >= self._heard + 2 * self.keepalive:  # C8
+        if self.phase in CARRYING and not self.full and now >= self._heard + 2 * self.keepalive:  # C8
             streaming = self.phase is Phase.STREAMING
             effects += self._lose(now)
             # A stream that is dropped has ended, too: where it did decides where to go (U9).

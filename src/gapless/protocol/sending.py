@@ -54,6 +54,7 @@ class Sending:
         self._failures = 0
         self._posts = 0
         self._several = False
+        self._raced = False
         self._singly = False
         self._posted_on = 0
         self._answered: frozenset[RequestId] = frozenset()
@@ -83,13 +84,14 @@ class Sending:
             due = self.outgoing.due(None)
             if due:
                 self.outgoing.sent = due[-1].number
+                self._raced = True
             return [Send(socket, encode_messages([kept])) for kept in due]
         due = self.outgoing.due(0 if self._singly else self.limit or _BATCH)
         if not due or self.outgoing.posting is not None or self.wake is not None:
             return []
         self._posts += 1
         self.attempt, self._posted_on = -self._posts, connection
-        self._several = len(due) > 1
+        self._several, self._raced = len(due) > 1, False
         self.outgoing.posting = self.outgoing.sent = due[-1].number
         return [Post(self.attempt, tuple(due))]
 
@@ -143,6 +145,8 @@ class Sending:
         told = had if refusal.received is None else refusal.received
         effects: list[Effect] = []
         match refusal.reason:
+            case Reason.TOO_LARGE if self._raced and told <= had:
+                pass  # it went over a socket since, and may have been taken there: that will tell
             case Reason.TOO_LARGE if self._several:
                 self._singly = True  # the body was too large, or one of its messages: one by one tells
             case Reason.TOO_LARGE:
