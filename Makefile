@@ -40,8 +40,9 @@ crash: $(READY) ## kill, stop, fill up and pull the plug: nothing committed is l
 	$(PY) -m pytest --crash -n 3 --dist loadgroup
 
 .PHONY: interop
-interop: $(READY) ## the official conformance suite, other clients, other servers (about 5 minutes; npm)
+interop: $(READY) ## the official conformance suite, other clients, servers, proxies (about 7 minutes; npm, nginx)
 	$(PY) -m tests.interop.run
+	$(PY) -m pytest --interop
 
 .PHONY: trials
 trials: $(READY) ## 1,000 sessions with random faults at random moments

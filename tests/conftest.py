@@ -34,6 +34,9 @@ def pytest_addoption(parser: pytest.Parser) -> None:
     )
     parser.addoption("--crash", action="store_true", help="run the slow judges of crashes, and those alone")
     parser.addoption(
+        "--interop", action="store_true", help="run what needs programs that `make` does not install, alone"
+    )
+    parser.addoption(
         "--rewrite-scenarios",
         action="store_true",
         help="write what happens now into the files of tests/scenarios",
@@ -71,13 +74,15 @@ _ALONE = ("backends", "cli", "interop", "real", "torture")
 
 
 def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item]) -> None:
-    """`make explore` has the deep explorations, `make crash` the slow crashes; elsewhere they are none."""
-    crash = config.getoption("--crash")
+    """`make explore`, `make crash` and `make interop` each have tests that are nowhere else."""
     deep = config.getoption("--explore-depth") == "deep"
     left_out = [
         item
         for item in items
-        if (item.get_closest_marker("crash") is not None) != crash
+        if any(
+            (item.get_closest_marker(kind) is not None) != config.getoption(f"--{kind}")
+            for kind in ("crash", "interop")
+        )
         or (item.get_closest_marker("deep") is not None and not deep)
     ]
     for item in items:

@@ -32,6 +32,8 @@ from gapless.protocol.seam import (
 from gapless.protocol.settings import Limits
 
 if TYPE_CHECKING:
+    from collections.abc import Mapping
+
     from gapless.client.transport import Connection, connect
     from gapless.server.app import Gapless, Settings
 
@@ -57,24 +59,33 @@ __all__ = [
 __version__ = "0.1.0"
 
 
-def asgi(server: Any, *, log: str = "sqlite:///gapless.db", settings: Settings | None = None) -> Gapless:
+def asgi(
+    server: Any,
+    *,
+    headers: Mapping[str, str] | None = None,
+    log: str = "sqlite:///gapless.db",
+    settings: Settings | None = None,
+) -> Gapless:
     """An ASGI application that serves `server` durably: SSE, WebSocket, and the door between them.
 
     Args:
-        server: an MCP SDK `MCPServer` or `Server`, `"module:attr"` that names one, or a stdio
-            server's command as a sequence of strings, started once per session.
+        server: an MCP SDK `MCPServer` or `Server`, `"module:attr"` that names one, a stdio server's
+            command as a sequence of strings, started once per session, or the URL of a Streamable HTTP
+            server.
+        headers: sent with every request to such a URL (`Authorization`, say).
         log: where sessions are kept: `sqlite:///relative.db`, `sqlite:////absolute.db`, `memory:`.
         settings: path, limits, timers, allowed hosts and origins.
 
     Raises:
-        UsageError: `server` is none of these, or `log` names no store.
+        UsageError: `server` is none of these, `headers` are none, or `log` names no store.
     """
     from gapless.backends import open_backends
     from gapless.log import open_log
     from gapless.server.app import Settings, build
 
     settings = settings or Settings()
-    backends = open_backends(server, max_message_bytes=settings.limits.max_message_bytes)
+    most = settings.limits.max_message_bytes
+    backends = open_backends(server, headers=headers, max_message_bytes=most)
     return build(open_log(log), backends, settings)
 
 

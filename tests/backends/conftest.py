@@ -26,6 +26,7 @@ class Recorder:
     def __init__(self) -> None:
         self.emitted: list[tuple[dict[str, Any], RequestId | None]] = []
         self.losses: list[str] = []
+        self.untaken: frozenset[RequestId] = frozenset()
         self.gate = asyncio.Event()
         self.gate.set()
         self._changed = asyncio.Condition()
@@ -42,6 +43,7 @@ class Recorder:
     async def lost(self, message: str, untaken: frozenset[RequestId] = frozenset()) -> None:
         async with self._changed:
             self.losses.append(message)
+            self.untaken = untaken
             self._changed.notify_all()
 
     async def next(self) -> dict[str, Any]:

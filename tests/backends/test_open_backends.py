@@ -11,6 +11,7 @@ import pytest
 from mcp.server import MCPServer, Server
 
 from gapless.backends import open_backends
+from gapless.backends.http import HttpBackends
 from gapless.backends.sdk import SdkBackends
 from gapless.backends.stdio import StdioBackends
 from gapless.errors import UsageError
@@ -30,6 +31,16 @@ def test_a_name_is_imported() -> None:
     assert isinstance(open_backends("examples.ladder_server:server"), SdkBackends)
 
 
+@pytest.mark.parametrize("url", ["http://127.0.0.1:8000/mcp", "HTTPS://example.com/mcp"])
+def test_a_url_is_a_server_upstream(url: str) -> None:
+    assert isinstance(open_backends(url, headers={"Authorization": "Bearer x"}), HttpBackends)
+
+
+def test_headers_are_for_a_url() -> None:
+    with pytest.raises(UsageError, match="headers for a server that is not at a URL"):
+        open_backends(["cat"], headers={"Authorization": "Bearer x"})
+
+
 @pytest.mark.parametrize(
     ("target", "message"),
     [
@@ -46,6 +57,7 @@ def test_a_name_is_imported() -> None:
         ("examples.ladder_server:no_such_server", "has no attribute 'no_such_server'"),
         ("examples.ladder_server:climb", "function is no MCP server"),
         (7, "int is no MCP server"),
+        ("http://", "no URL of a server"),
     ],
 )
 def test_what_is_no_server_is_refused_with_a_way_out(target: object, message: str) -> None:

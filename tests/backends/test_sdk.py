@@ -7,7 +7,7 @@ import json
 import sys
 import threading
 from collections.abc import AsyncIterator, Awaitable, Callable
-from contextlib import AbstractAsyncContextManager, asynccontextmanager
+from contextlib import AbstractAsyncContextManager, AsyncExitStack, asynccontextmanager
 from pathlib import Path
 from typing import Any
 
@@ -26,6 +26,7 @@ from gapless.backends.sdk import SdkBackends
 from gapless.errors import BackendError, UsageError
 from gapless.protocol.jsonrpc import Envelope, RequestId, peek
 from tests.backends.conftest import Recorder, soon
+from tests.server.harness import Uvicorn, listening
 
 Open = Callable[..., Awaitable[Backend]]
 
@@ -473,13 +474,24 @@ def text(result: Any) -> str:
     return content.text
 
 
-@pytest.fixture(params=["in-process", "stdio"])
+@pytest.fixture(params=["in-process", "stdio", "upstream"])
 async def ladder(request: pytest.FixtureRequest) -> AsyncIterator[BackendFactory]:
-    in_process = request.param == "in-process"
-    backends = open_backends("examples.ladder_server:server" if in_process else [sys.executable, LADDER])
-    await backends.start()
-    yield backends
-    await backends.close()
+    async with AsyncExitStack() as after:
+        match request.param:
+            case "in-process":
+                target: Any = "examples.ladder_server:server"
+            case "stdio":
+                target = [sys.executable, LADDER]
+            case _:
+                sock = listening()
+                target = f"http://127.0.0.1:{sock.getsockname()[1]}/mcp"
+                upstream = Uvicorn(ladder_server.server.streamable_http_app(), sock)
+                await upstream.start()
+                after.push_async_callback(upstream.stop)
+        backends = open_backends(target)
+        await backends.start()
+        yield backends
+        await backends.close()
 
 
 @pytest.mark.parametrize("mode", ["legacy", "auto"])

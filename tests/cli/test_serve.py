@@ -7,8 +7,10 @@ import re
 import signal
 import socket
 import sys
+import threading
 import time
 from dataclasses import fields
+from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 from pathlib import Path
 from typing import Any
 from urllib.error import HTTPError
@@ -127,6 +129,16 @@ def test_a_port_in_use_is_one_line_with_a_way_out(run: Run) -> None:
         (["--log", "postgres://x", *ANY], "names no log (accepted: memory:, sqlite:"),
         (["--path", "mcp", *ANY], "--path /mcp"),
         (["--host", "nosuch.invalid", *ANY], "there is no such host"),
+        (["http://127.0.0.1/mcp"], "gapless serve --upstream http://127.0.0.1/mcp"),
+        (["--upstream", "http://127.0.0.1/mcp", *ANY], "both --upstream and another server are given"),
+        (["--upstream", "127.0.0.1/mcp"], "write https://host/mcp"),
+        (["--upstream", "http://u:p@127.0.0.1/mcp"], "with a user or password in it"),
+        (["--upstream-header", "A: b", *ANY], "--upstream-header without --upstream"),
+        (
+            ["--upstream", "http://127.0.0.1/mcp", "--upstream-header", "A: ${NO_SUCH_SECRET}"],
+            "set NO_SUCH_SECRET",
+        ),
+        (["--upstream", "http://127.0.0.1/mcp", "--upstream-header", "Host: b"], "Host is not yours to set"),
     ],
 )
 def test_misuse_is_one_line_that_says_what_to_do(run: Run, args: list[str], told: str) -> None:
@@ -174,6 +186,8 @@ def test_every_setting_is_a_flag_with_its_default_and_unit(run: Run) -> None:
         "--port",
         "--path",
         "--log",
+        "--upstream",
+        "--upstream-header",
     ):
         assert f" {flag} " in shown
 
@@ -190,6 +204,43 @@ def test_limits_and_names_reach_the_server(serve: Serve) -> None:
     assert (body["limits"]["message"], body["limits"]["retain_events"]) == (1000, 7)
     assert opened(serving.url, Host="gapless.example")[0] == 201
     assert opened(serving.url, Host="evil.example")[0] == 421
+
+
+def test_an_upstream_server_gets_the_headers_with_secrets_of_the_environment_and_none_is_shown(
+    serve: Serve, start: Start, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    class Refusing(BaseHTTPRequestHandler):
+        def do_POST(self) -> None:
+            asked.append((self.path, self.headers["Authorization"], self.headers["X-Price"]))
+            self.rfile.read(int(self.headers["Content-Length"]))
+            self.send_response(403)
+            self.send_header("Content-Length", "0")
+            self.end_headers()
+
+        def log_message(self, format: str, *args: object) -> None:
+            pass
+
+    asked: list[tuple[str, str | None, str | None]] = []
+    monkeypatch.setenv("TOKEN", "open sesame")
+    with ThreadingHTTPServer(("127.0.0.1", 0), Refusing) as upstream:
+        threading.Thread(target=upstream.serve_forever, daemon=True).start()
+        base = f"http://127.0.0.1:{upstream.server_port}/mcp"
+        headers = ["Authorization: Bearer ${TOKEN}", "X-Price: 5 $$"]
+        serving = serve(
+            *("--log", "memory:", "--upstream", f"{base}?key=mellon"),
+            *(word for header in headers for word in ("--upstream-header", header)),
+        )
+        assert f"127.0.0.1:{upstream.server_port}/mcp is served at {serving.url}, log" in serving.err
+        calling = start("call", serving.url, "climb")
+        assert calling.ends() != 0
+        assert f"the MCP server at {base} answered 403 Forbidden" in calling.err
+        assert "--upstream-header" in calling.err
+        serving.process.send_signal(signal.SIGTERM)
+        assert serving.ends() == 0
+        upstream.shutdown()
+    assert asked[0] == ("/mcp?key=mellon", "Bearer open sesame", "5 $")
+    assert "sesame" not in serving.err + calling.err
+    assert "mellon" not in serving.err + calling.err
 
 
 def test_on_every_network_it_says_who_is_answered(serve: Serve) -> None:

@@ -330,6 +330,24 @@ async def test_what_was_dispatched_to_a_dead_backend_is_not_handed_to_the_next(s
     assert [json.loads(data).get("id") for data in session.backend.sent] == [0, None, 1, 2]
 
 
+@pytest.mark.rule("N2", "L7")
+async def test_what_a_lost_backend_never_had_runs_on_the_next_in_its_order_and_the_rest_is_settled(
+    server: Server,
+) -> None:
+    session = await shaken(server)
+    stream = await session.events((await session.ids())[-1])
+    for number, id in enumerate((7, "7", 8), 3):
+        await session.post(number, request(id))
+        await session.backend.take()
+    await session.backend.lose("it forgot its session", 8, 7)
+    assert unknown(await stream.message(), "7")
+    backend = await recovered(server)
+    assert [(await stream.message())["method"] for _ in LISTS] == LISTS
+    assert [(await backend.take())["id"] for _ in range(2)] == [7, 8]
+    await backend.say(result(8), result(7))
+    assert [await stream.message() for _ in range(2)] == [result(8), result(7)]
+
+
 @pytest.mark.rule("N2")
 async def test_a_fresh_backend_is_told_what_the_last_one_was_and_its_answers_are_swallowed(
     serve: Serve, server: Server, path: Path

@@ -11,6 +11,7 @@ from typing import TYPE_CHECKING, Annotated, Final, Literal
 
 import typer
 
+from gapless.cli.headers import read_headers
 from gapless.cli.limits import with_limits
 from gapless.cli.output import examples, say
 from gapless.errors import UsageError
@@ -26,11 +27,13 @@ SERVE_EXAMPLES: Final = examples(
     "gapless serve -- python server.py      # a stdio server, started per session",
     "gapless serve server:mcp --port 9000   # the MCPServer mcp in server.py",
     "gapless serve --log memory: --port 0 -- npx -y @scope/some-server",
+    "gapless serve --upstream https://example.com/mcp --upstream-header 'Authorization: Bearer ${TOKEN}'",
 )
 
 _MODULE: Final = re.compile(r"[^\W\d]\w*(\.[^\W\d]\w*)*:[\w.]+")
 _ANY: Final = ("", "0.0.0.0", "::")
 _NETWORK: Final = "Network"
+_UPSTREAM: Final = "Upstream"
 
 
 @with_limits
@@ -44,6 +47,24 @@ def serve(
         ),
     ] = None,
     *,
+    upstream: Annotated[
+        str | None,
+        typer.Option(
+            metavar="URL",
+            show_default=False,
+            help="Instead of those, an MCP server that is served over Streamable HTTP already.",
+            rich_help_panel=_UPSTREAM,
+        ),
+    ] = None,
+    upstream_header: Annotated[
+        list[str] | None,
+        typer.Option(
+            metavar="<name: value>",
+            help="Sent with every request to it; repeat it for several. ${NAME} is taken from the "
+            "environment, where other users of this machine cannot see it; $$ is a dollar sign.",
+            rich_help_panel=_UPSTREAM,
+        ),
+    ] = None,
     log: Annotated[
         str,
         typer.Option(
@@ -94,7 +115,14 @@ def serve(
     from gapless.server.access import LOOPBACK
     from gapless.server.app import Settings, build
 
-    name, backends = _backends(target or [], limits)
+    if upstream is None:
+        if upstream_header:
+            raise UsageError("--upstream-header without --upstream", hint="--upstream URL names the server")
+        name, backends = _backends(target or [], limits)
+    else:
+        if target:
+            raise UsageError("both --upstream and another server are given", hint="leave one out")
+        name, backends = _upstream(upstream, upstream_header or [], limits)
     store = open_log(log)
     shown = f"[{host}]" if ":" in host else host or "0.0.0.0"
     hosts = allowed_host or ([*LOOPBACK] if host in _ANY else [*LOOPBACK, shown.lower()])
@@ -114,7 +142,8 @@ def serve(
 def _backends(target: list[str], limits: Limits) -> tuple[str, BackendFactory]:
     """What is to be served, and its name."""
     if not target:
-        raise UsageError("nothing to serve", hint="gapless serve -- CMD ARGS, or gapless serve module:attr")
+        hint = "gapless serve -- CMD ARGS, gapless serve module:attr, or gapless serve --upstream URL"
+        raise UsageError("nothing to serve", hint=hint)
     program = target[0]
     if len(target) == 1 and _MODULE.fullmatch(program):
         return program, _imported(program)
@@ -126,7 +155,18 @@ def _backends(target: list[str], limits: Limits) -> tuple[str, BackendFactory]:
     return shown, StdioBackends(target, max_message_bytes=limits.max_message_bytes)
 
 
+def _upstream(url: str, headers: list[str], limits: Limits) -> tuple[str, BackendFactory]:
+    from gapless.backends.http import HttpBackends
+    from gapless.backends.upstream import shown
+
+    given = read_headers(headers, "--upstream-header")
+    backends = HttpBackends(url, headers=given, max_message_bytes=limits.max_message_bytes)
+    return shown(url).partition("://")[2], backends
+
+
 def _meant(program: str) -> str:
+    if program.startswith(("http://", "https://")):
+        return f"gapless serve --upstream {program}"
     if program.endswith(".py") and os.path.isfile(program):
         return f"gapless serve -- python {program}"
     return "check its spelling and the PATH; a server of this process is written module:attr"

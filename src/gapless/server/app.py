@@ -8,8 +8,10 @@ from dataclasses import dataclass
 
 from starlette.applications import Starlette
 from starlette.routing import Route, WebSocketRoute
+from starlette.types import Receive, Scope, Send
 
 from gapless.backends.base import BackendFactory
+from gapless.errors import UsageError
 from gapless.log.base import Log
 from gapless.protocol.settings import Limits
 from gapless.server.access import LOOPBACK, Access
@@ -46,6 +48,21 @@ class Gapless(Starlette):
 
     sessions: Sessions
     doorway: Doorway
+    started: bool = False
+    """Whether `start` has returned, be it called by the lifespan."""
+
+    async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
+        """Answer.
+
+        Raises:
+            UsageError: nobody has entered the lifespan: most likely that of a mounted application.
+        """
+        if not self.started and scope["type"] != "lifespan":
+            raise UsageError(
+                "Gapless was not started: enter its lifespan from that of the application it is mounted in",
+                hint="async with app.router.lifespan_context(app): ...",
+            )
+        await super().__call__(scope, receive, send)
 
     async def start(self) -> None:
         """Begin to serve: open the log, start what all sessions share.
@@ -54,6 +71,7 @@ class Gapless(Starlette):
             GaplessError: the log cannot be opened, or the MCP server not be started.
         """
         await self.sessions.start(self.doorway.open)
+        self.started = True
 
     async def close(self) -> None:
         """End what is still being served, and release the log."""
