@@ -432,6 +432,16 @@ def test_an_mcp_server_has_a_low_level_one() -> None:
     assert isinstance(MCPServer("a")._lowlevel_server, Server)
 
 
+def test_a_fastmcp_has_a_low_level_one() -> None:
+    class FastMCP:
+        """As FastMCP 4 is built, which is not installed here."""
+
+        def __init__(self) -> None:
+            self._mcp_server = Server[Any]("a")
+
+    SdkBackends(FastMCP())
+
+
 # --- the SDK's own client, against both kinds of server ---------------------------------
 
 

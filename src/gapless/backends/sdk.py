@@ -214,10 +214,13 @@ def _low_level(server: object) -> Server[Any]:
         # As the SDK's own in-memory transport does; the public way (`streamable_http_app`) has
         # side effects. `test_an_mcp_server_has_a_low_level_one` stands guard.
         return cast("MCPServer[Any]", server)._lowlevel_server  # pyright: ignore[reportPrivateUsage]
-    if isinstance(server, Server):
-        return cast("Server[Any]", server)
+    # What FastMCP calls its own; `test_a_fastmcp_has_a_low_level_one` says what is looked at.
+    inner = getattr(server, "_mcp_server", server)
+    if isinstance(inner, Server):
+        return cast("Server[Any]", inner)
     raise UsageError(
-        f"{type(server).__name__} is no MCP server", hint="pass an MCPServer or a Server of the SDK"
+        f"{type(server).__name__} is no MCP server",
+        hint="pass an MCPServer or a Server of the SDK, or a FastMCP",
     )
 
 

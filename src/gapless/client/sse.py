@@ -39,7 +39,9 @@ async def read_stream(
     `room` returns when the next block may be read (U10). The answer has `timeout` seconds to come;
     silence after it is the machine's to notice (C8).
     """
-    headers = {"Accept": "text/event-stream", "Last-Event-ID": str(cursor), "Mcp-Client": process}
+    # A proxy that compresses may hold back what it has until there is more.
+    plain = {"Accept": "text/event-stream", "Accept-Encoding": "identity"}
+    headers = {**plain, "Last-Event-ID": str(cursor), "Mcp-Client": process}
     request = client.build_request("GET", url, headers=headers, timeout=httpx2.Timeout(timeout, read=None))
     opened = False
     try:
