@@ -22,7 +22,7 @@ demo: $(READY) ## watch a session survive its connections
 
 .PHONY: test
 test: check ## run every check, then the tests
-	$(PY) -m pytest -n 2 --dist loadgroup
+	$(PY) -m pytest -n 2
 
 .PHONY: check
 check: $(READY) ## lint, formatting, types and import rules, without the tests
@@ -37,7 +37,7 @@ torture: $(READY) ## every named experiment on Gapless, at its full count (about
 
 .PHONY: crash
 crash: $(READY) ## kill, stop, fill up and pull the plug: nothing committed is lost (about 15 minutes; root)
-	$(PY) -m pytest --crash -n 3 --dist loadgroup
+	$(PY) -m pytest --crash -n 4 --dist worksteal
 
 .PHONY: interop
 interop: $(READY) ## the official conformance suite, other clients, servers, proxies (about 7 minutes; npm, nginx)

@@ -69,10 +69,6 @@ def pytest_terminal_summary(terminalreporter: pytest.TerminalReporter) -> None:
         terminalreporter.line(", ".join(f"{n:,} {what}" for what, n in sorted(happened.items())))
 
 
-_ALONE = ("backends", "cli", "interop", "real", "torture")
-"""Tests of real processes, which have time limits: beside others, they run one after another."""
-
-
 def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item]) -> None:
     """`make explore`, `make crash` and `make interop` each have tests that are nowhere else."""
     deep = config.getoption("--explore-depth") == "deep"
@@ -85,8 +81,5 @@ def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item
         )
         or (item.get_closest_marker("deep") is not None and not deep)
     ]
-    for item in items:
-        if item.path.relative_to(config.rootpath / "tests").parts[0] in _ALONE:
-            item.add_marker(pytest.mark.xdist_group("alone"))
     items[:] = [item for item in items if item not in left_out]
     config.hook.pytest_deselected(items=left_out)

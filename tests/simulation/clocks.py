@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import gc
+import os
 import secrets
 import time
 from collections.abc import Generator
@@ -37,6 +38,7 @@ def reproducible(loop: Loop, random: Random) -> Generator[None]:
             patch.setattr(time, "time", wall)
             patch.setattr(time, "monotonic", loop.time)
             patch.setattr(secrets, "token_bytes", token_bytes)
+            patch.setattr(os, "fsync", lambda fd: None)  # a client's machine does not die, and it costs time
             patch.setattr(httpcore_anyio, "is_socket_readable", lambda sock: sock.readable)
             yield
     finally:
