@@ -244,5 +244,5 @@ def test_an_upstream_server_gets_the_headers_with_secrets_of_the_environment_and
 
 
 def test_on_every_network_it_says_who_is_answered(serve: Serve) -> None:
-    serving = serve("--log", "memory:", "--host", "0.0.0.0", *ANY)
+    serving = serve("--log", "memory:", "--host", "0.0.0.0", "--allow-anonymous", *ANY)
     assert "--allowed-host" in serving.says("only requests to localhost are answered")

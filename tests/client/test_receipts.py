@@ -14,7 +14,8 @@ from typing import Any, cast
 
 import pytest
 
-from gapless.client.driver import Driver, Network
+from gapless.client.driver import Driver
+from gapless.client.network import Network
 from gapless.client.receipts import HEADER, Line, Receipts, Turn, read_receipts, turn
 from gapless.errors import SessionEndedError, UsageError
 from gapless.protocol.client import Client
@@ -275,7 +276,7 @@ async def test_a_turn_is_told_in_our_own_words_and_never_with_the_token(
     machine.incoming.cursor = id(3)
     machine.phase, machine.error = after, error
     nobody = cast("Any", None)
-    network = Network(nobody, {}, None, None, 1.0)
+    network = Network(nobody, {}, nobody, None, None, 1.0)
     driver = Driver(machine, "http://x", "p", network, deliver=nobody, over=nobody, saving=nobody)
     driver._note(receipts, input, before)
     receipts.flush()

@@ -10,6 +10,7 @@ import pytest
 from gapless.protocol.block import BlockDecoder
 from gapless.protocol.carried import Phase, Waiting
 from gapless.protocol.cursor import Link
+from gapless.protocol.delivery import ConnectionId
 from gapless.protocol.inputs import Dispatch, Effect, Emitted, Handed, Lost, Message, Revive
 from gapless.protocol.jsonrpc import peek
 from gapless.protocol.record import Retained, read_record, restore, write_record
@@ -52,7 +53,9 @@ class Machine:
     def client(self, message: dict[str, Any]) -> None:
         data = json.dumps({"jsonrpc": "2.0", **message}).encode()
         number = self.session.inbox.received + 1
-        self.put(Message(data, data[:16], peek(data), number=number, process="p", answer_on=number))
+        self.put(
+            Message(data, data[:16], peek(data), number=number, process="p", answer_on=ConnectionId(number))
+        )
 
     def backend(self, message: dict[str, Any], incarnation: int = 0) -> None:
         data = json.dumps({"jsonrpc": "2.0", **message}).encode()

@@ -24,6 +24,7 @@ from websockets.asyncio.client import ClientConnection, connect
 from websockets.exceptions import ConnectionClosed, InvalidStatus
 from websockets.typing import Subprotocol
 
+from gapless.auth.base import Verifier
 from gapless.backends.base import Backend, Sink
 from gapless.cli.handshakes import Handshakes
 from gapless.errors import BackendError, StorageError
@@ -498,6 +499,8 @@ class Server:
     port: int
     prefix: str = ""
     drops: list[Callable[[], object]] = field(default_factory=list[Callable[[], object]])
+    headers: dict[str, str] = field(default_factory=dict[str, str])
+    """What every request carries from here on."""
 
     @property
     def host(self) -> str:
@@ -519,7 +522,9 @@ class Server:
     ) -> Answer:
         """One request on a connection of its own."""
         wire = await self.wire()
-        await wire.send(method, target, headers, encode(body) if body != b"" else b"")
+        await wire.send(
+            method, target, {**self.headers, **(headers or {})}, encode(body) if body != b"" else b""
+        )
         answer = await wire.answer()
         wire.drop()
         return answer
@@ -529,7 +534,9 @@ class Server:
     ) -> EventStream:
         """A request that is answered with an event stream."""
         wire = await self.wire()
-        await wire.send(method, target, headers, encode(body) if body != b"" else b"")
+        await wire.send(
+            method, target, {**self.headers, **(headers or {})}, encode(body) if body != b"" else b""
+        )
         head = await wire.head()
         if head.status != 200:
             raise AssertionError(f"{head} {await wire.rest()!r}")
@@ -544,7 +551,7 @@ class Server:
         subprotocols: tuple[str, ...] = ("mcp.v1",),
     ) -> Socket | Answer:
         """A WebSocket handshake, and the socket or the denial that it gets."""
-        extra = dict(headers or {})
+        extra = {**self.headers, **(headers or {})}
         try:
             connection = await soon(
                 connect(
@@ -830,6 +837,8 @@ class Serve:
         hosts: tuple[str, ...] | None = None,
         origins: tuple[str, ...] | None = None,
         path: str = "/mcp",
+        verifier: Verifier | None = None,
+        public_url: str | None = None,
         **limits: Any,
     ) -> Server:
         log = log or MemoryLog()
@@ -839,7 +848,9 @@ class Serve:
             lists["allowed_hosts"] = hosts
         if origins is not None:
             lists["allowed_origins"] = origins
-        app = build(log, backends, Settings(path=path, limits=Limits(**limits), **lists))
+        app = build(
+            log, backends, Settings(path, Limits(**limits), verifier=verifier, public_url=public_url, **lists)
+        )
         sock = listening()
         server = Server(app, log, backends, sock.getsockname()[1], prefix)
         served = app if wrap is None else wrap(app)

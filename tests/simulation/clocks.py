@@ -8,6 +8,7 @@ import secrets
 import time
 from collections.abc import Generator
 from contextlib import contextmanager
+from itertools import count
 from random import Random
 
 import httpcore2._backends.anyio as httpcore_anyio
@@ -16,6 +17,8 @@ import pytest
 from tests.simulation.loop import Loop, current
 
 __all__ = ["UNIX", "reproducible"]
+
+_runs = count(1)
 
 UNIX = 1_700_000_000.0
 """The Unix time at which simulations begin."""
@@ -44,3 +47,5 @@ def reproducible(loop: Loop, random: Random) -> Generator[None]:
     finally:
         gc.unfreeze()
         gc.enable()
+        if next(_runs) % 16 == 0:
+            gc.collect()  # all that is left of runs looks long-lived, and would not be looked at

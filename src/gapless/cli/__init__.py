@@ -1,4 +1,4 @@
-"""The `gapless` command: serve, call, bridge, sessions, log, audit, torture, version."""
+"""The `gapless` command: serve, call, bridge, sessions, log, token, audit, torture, version."""
 
 from __future__ import annotations
 
@@ -7,6 +7,7 @@ from typing import Annotated
 
 import typer
 
+from gapless.cli.access import TOKEN_EXAMPLES, token
 from gapless.cli.audit import AUDIT_EXAMPLES, audit_log
 from gapless.cli.bridge import BRIDGE_EXAMPLES, bridge
 from gapless.cli.call import CALL_EXAMPLES, call
@@ -53,6 +54,7 @@ app.command(epilog=CALL_EXAMPLES)(call)
 app.command(epilog=BRIDGE_EXAMPLES)(bridge)
 app.add_typer(sessions)
 app.add_typer(log)
+app.command(epilog=TOKEN_EXAMPLES)(token)
 app.command("audit", epilog=AUDIT_EXAMPLES)(audit_log)
 app.command(epilog=TORTURE_EXAMPLES)(torture)
 app.command(epilog=examples("gapless version", "gapless --version"))(version)

@@ -10,6 +10,7 @@ from typing import TYPE_CHECKING, Annotated, Any, Final, Literal, cast
 import typer
 from rich.markup import escape
 
+from gapless.cli.headers import Headers, read_headers
 from gapless.cli.output import err, examples, print_json, print_table, say, table
 from gapless.errors import ConnectionGaveUpError, GaplessError, UsageError
 
@@ -46,6 +47,7 @@ class _Asked:
     state: str | None
     receipts: str | None
     timeout: float | None
+    headers: dict[str, str]
 
 
 def call(
@@ -80,6 +82,7 @@ def call(
     timeout: Annotated[
         float | None, typer.Option(metavar="<seconds>", min=0, help="How long to wait for the result.")
     ] = None,
+    header: Headers = None,
 ) -> None:
     """Call a tool, or list the tools of a server.
 
@@ -88,7 +91,9 @@ def call(
     If the tool fails, its text goes to stderr and the exit status is 1.
     """
     given = _arguments(tool, arguments)
-    asked = _Asked(url, tool, given, as_json, watch, upgrade, mode, state, receipts, timeout)
+    asked = _Asked(
+        url, tool, given, as_json, watch, upgrade, mode, state, receipts, timeout, read_headers(header)
+    )
     asyncio.run(_run(asked))
 
 
@@ -134,6 +139,7 @@ async def _run(asked: _Asked) -> None:
         receipts=asked.receipts,
         retry=retry,
         observe=observe,
+        headers=asked.headers,
     )
     try:
         async with asyncio.timeout(asked.timeout), opening:

@@ -12,8 +12,9 @@ import threading
 import time
 from collections.abc import Callable, Generator
 from contextlib import contextmanager
+from dataclasses import dataclass
 from types import FrameType
-from typing import Final
+from typing import Final, Literal
 
 import uvicorn
 
@@ -23,8 +24,9 @@ from gapless.errors import GaplessError, UsageError
 from gapless.protocol.block import BLOCK_OVERHEAD
 from gapless.protocol.refusal import CLOSE_RESTART
 from gapless.server.app import Gapless
+from gapless.server.observer import JsonLines
 
-__all__ = ["bind", "run"]
+__all__ = ["Manner", "bind", "run"]
 
 _STALLED_MS: Final = 30_000
 """How long a peer may leave what was written unacknowledged before the kernel gives it up."""
@@ -69,16 +71,28 @@ def _no_port(host: str, port: int, error: OSError) -> GaplessError:
             return GaplessError(f"cannot listen on port {port} of {host}: {os.strerror(error.errno or 0)}")
 
 
-def run(app: Gapless, listening: socket.socket, started: Callable[[], None]) -> None:
+@dataclass(frozen=True, slots=True)
+class Manner:
+    """How a process serves: what it logs, and in which form; whose forwarded headers it believes."""
+
+    log_level: Literal["error", "warning", "info"] = "warning"
+    log_format: Literal["text", "json"] = "text"
+    proxies: tuple[str, ...] = ()
+
+
+def run(
+    app: Gapless, listening: socket.socket, started: Callable[[], None], manner: Manner | None = None
+) -> None:
     """Serve until SIGINT or SIGTERM; `started` is called when requests are answered.
 
     Raises:
         GaplessError: the log or the MCP server could not be started, or failed to stop.
     """
-    _log_to_stderr()
+    manner = manner or Manner()
+    _log_to_stderr(manner)
     with listening, asyncio.Runner(loop_factory=loop_factory()) as runner:
         try:
-            runner.run(_serve(app, listening, started))
+            runner.run(_serve(app, listening, started, manner))
         except GaplessError:
             raise
         except Exception as error:  # of the MCP server's lifespan
@@ -86,14 +100,17 @@ def run(app: Gapless, listening: socket.socket, started: Callable[[], None]) -> 
             raise GaplessError(told, hint="gapless --debug serve ... shows where") from error
 
 
-def _log_to_stderr() -> None:
+def _log_to_stderr(manner: Manner) -> None:
     """Our own loggers only: those of an MCP server in this process are as it has set them up."""
     handler = logging.StreamHandler()
-    handler.setFormatter(logging.Formatter("gapless: %(levelname)s: %(message)s"))
+    text = logging.Formatter("gapless: %(levelname)s: %(message)s")
+    handler.setFormatter(JsonLines() if manner.log_format == "json" else text)
+    level = manner.log_level.upper()
     for name in ("gapless", "uvicorn", "asyncio"):
         logger = logging.getLogger(name)
         logger.addHandler(handler)
-        logger.setLevel(logging.WARNING)
+        # Others say more than is ours to tell at INFO: uvicorn logs paths, with the tokens in them.
+        logger.setLevel(level if name == "gapless" or level == "ERROR" else "WARNING")
         logger.propagate = False
 
 
@@ -104,7 +121,7 @@ class _Server(uvicorn.Server):
         yield
 
 
-async def _serve(app: Gapless, listening: socket.socket, started: Callable[[], None]) -> None:
+async def _serve(app: Gapless, listening: socket.socket, started: Callable[[], None], manner: Manner) -> None:
     server = _Server(
         uvicorn.Config(
             app,
@@ -115,6 +132,8 @@ async def _serve(app: Gapless, listening: socket.socket, started: Callable[[], N
             ws_max_size=app.sessions.limits.max_message_bytes + BLOCK_OVERHEAD + _FRAME,
             lifespan="off",  # below: its errors are to be told in one line
             access_log=False,
+            proxy_headers=bool(manner.proxies),
+            forwarded_allow_ips=list(manner.proxies),
             server_header=False,
             log_config=None,
             log_level="warning",

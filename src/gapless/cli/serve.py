@@ -11,6 +11,7 @@ from typing import TYPE_CHECKING, Annotated, Final, Literal
 
 import typer
 
+from gapless.cli.access import ACCESS, Audience, Issuer, Jwks, Scopes, Tokens, guarded, verifier
 from gapless.cli.headers import read_headers
 from gapless.cli.limits import with_limits
 from gapless.cli.output import examples, say
@@ -34,6 +35,7 @@ _MODULE: Final = re.compile(r"[^\W\d]\w*(\.[^\W\d]\w*)*:[\w.]+")
 _ANY: Final = ("", "0.0.0.0", "::")
 _NETWORK: Final = "Network"
 _UPSTREAM: Final = "Upstream"
+_SEEN: Final = "What is seen"
 
 
 @with_limits
@@ -101,6 +103,45 @@ def serve(
             rich_help_panel=_NETWORK,
         ),
     ] = None,
+    public_url: Annotated[
+        str | None,
+        typer.Option(
+            metavar="URL",
+            show_default=False,
+            help="The URL of the endpoints as clients know it, behind a proxy: its host and its origin are "
+            "allowed, and tokens are for it.",
+            rich_help_panel=_NETWORK,
+        ),
+    ] = None,
+    trusted_proxy: Annotated[
+        list[str] | None,
+        typer.Option(
+            metavar="ADDRESS",
+            show_default=False,
+            help="A proxy whose X-Forwarded-For and -Proto are believed; repeat it for several.",
+            rich_help_panel=_NETWORK,
+        ),
+    ] = None,
+    tokens: Tokens = None,
+    jwt_issuer: Issuer = None,
+    jwt_audience: Audience = None,
+    jwt_jwks: Jwks = None,
+    scope: Scopes = None,
+    allow_anonymous: Annotated[
+        bool,
+        typer.Option(
+            "--allow-anonymous",
+            help="Let everybody in who reaches --host, without a token.",
+            rich_help_panel=ACCESS,
+        ),
+    ] = False,
+    log_level: Annotated[
+        Literal["error", "warning", "info"],
+        typer.Option(help="info has a line for every turn of a session's transport.", rich_help_panel=_SEEN),
+    ] = "warning",
+    log_format: Annotated[
+        Literal["text", "json"], typer.Option(help="json is one object a line.", rich_help_panel=_SEEN)
+    ] = "text",
     limits: Limits,
 ) -> None:
     """Serve an MCP server so that its sessions survive their connections.
@@ -110,7 +151,9 @@ def serve(
     if not path.startswith("/"):
         raise UsageError(f"--path {path} does not start with /", hint=f"write --path /{path}")
 
-    from gapless.cli.process import bind, run
+    who = verifier(tokens, jwt_issuer, jwt_audience, jwt_jwks, scope, public_url)
+
+    from gapless.cli.process import Manner, bind, run
     from gapless.log.open import open_log
     from gapless.server.access import LOOPBACK
     from gapless.server.app import Settings, build
@@ -127,16 +170,20 @@ def serve(
     shown = f"[{host}]" if ":" in host else host or "0.0.0.0"
     hosts = allowed_host or ([*LOOPBACK] if host in _ANY else [*LOOPBACK, shown.lower()])
     limits = replace(limits, on_backend_loss=on_backend_loss)
-    settings = Settings(path, limits, [name.lower() for name in hosts], allowed_origin or LOOPBACK)
+    names = [name.lower() for name in hosts]
+    settings = Settings(path, limits, names, allowed_origin or LOOPBACK, who, public_url)
     listening = bind(host, port)
+    if who is None and not allow_anonymous:
+        guarded(listening)
     url = f"http://{shown}:{listening.getsockname()[1]}{path.rstrip('/')}"
 
     def started() -> None:
         say(f"{name} is served at {url}, log {log}, durability {store.durability}; Ctrl-C stops it")
-        if host in _ANY and not allowed_host:
+        if host in _ANY and not allowed_host and not public_url:
             say("only requests to localhost are answered: --allowed-host names the hosts clients may call")
 
-    run(build(store, backends, settings), listening, started)
+    manner = Manner(log_level, log_format, tuple(trusted_proxy or ()))
+    run(build(store, backends, settings), listening, started, manner)
 
 
 def _backends(target: list[str], limits: Limits) -> tuple[str, BackendFactory]:

@@ -8,15 +8,13 @@ from __future__ import annotations
 import asyncio
 import random
 import re
-import ssl
-from collections.abc import Awaitable, Callable, Coroutine, Mapping
+from collections.abc import Awaitable, Callable, Coroutine
 from contextlib import suppress
 from dataclasses import dataclass
 from typing import Any, Final, assert_never
 
-import httpx2
-
 from gapless.client.http import Endpoints, Http
+from gapless.client.network import Network
 from gapless.client.receipts import Receipts, Turn, turn
 from gapless.client.sse import DEFAULT_LIMIT, read_stream
 from gapless.client.websocket import Socket, knock
@@ -50,7 +48,7 @@ from gapless.protocol.moves import (
     Tick,
 )
 
-__all__ = ["Driver", "Network", "Observation"]
+__all__ = ["Driver", "Observation"]
 
 _KEPT_MOST: Final = 1024
 """Messages that may wait to be received by the server; then the application waits."""
@@ -58,21 +56,6 @@ _LAST_WORDS: Final = 2.0
 """Seconds that a DELETE may take when the client leaves."""
 _CODE: Final = re.compile(r"[a-z-]{1,32}", re.ASCII)
 """An error's code that is written down: some are words of the server's, and a token has 43 characters."""
-
-
-@dataclass(frozen=True, slots=True)
-class Network:
-    """How to reach the server; the WebSocket gets what httpx2 gets.
-
-    `answer_timeout` is how many seconds any request may go without an answer: the protocol has
-    every one answered within a round trip, or one probe (B5).
-    """
-
-    client: httpx2.AsyncClient
-    headers: Mapping[str, str]
-    tls: ssl.SSLContext | None
-    proxy: str | bool | None
-    answer_timeout: float
 
 
 @dataclass(frozen=True, slots=True)
@@ -262,10 +245,7 @@ class Driver:
             cursor,
             ticket,
             limit=self._limit,
-            headers=network.headers,
-            tls=network.tls,
-            proxy=network.proxy,
-            timeout=network.answer_timeout,
+            network=network,
             put=put,
         )
         if socket is None:

@@ -2,16 +2,37 @@
 
 from __future__ import annotations
 
-import base64
+import asyncio
 import ssl
+from collections.abc import AsyncGenerator, Awaitable, Callable, Mapping
+from contextlib import aclosing
+from dataclasses import dataclass
 from typing import Any, cast
 
 import httpx2
 
-from gapless.client.driver import Network
 from gapless.errors import UsageError
 
-__all__ = ["check_url", "open_network"]
+__all__ = ["Bearer", "Network", "Token", "check_url", "open_network"]
+
+Token = str | Callable[[], Awaitable[str]]
+"""A bearer token; or who provides one, and is asked again once the server takes the last no more."""
+
+
+@dataclass(frozen=True, slots=True)
+class Network:
+    """How to reach the server; the WebSocket gets what httpx2 gets.
+
+    `answer_timeout` is how many seconds any request may go without an answer: the protocol has
+    every one answered within a round trip, or one probe (B5).
+    """
+
+    client: httpx2.AsyncClient
+    headers: Mapping[str, str]
+    auth: httpx2.Auth
+    tls: ssl.SSLContext | None
+    proxy: str | bool | None
+    answer_timeout: float
 
 
 def check_url(url: str) -> str:
@@ -28,24 +49,74 @@ def check_url(url: str) -> str:
 def open_network(url: str, options: dict[str, Any], answer_timeout: float = 10.0) -> Network:
     """What the driver needs to reach `url`. Its `client` is to be closed.
 
-    `options` are httpx2's: `headers`, `auth`, `verify`, `proxy`, `trust_env`.
+    `options` are httpx2's: `headers`, `auth`, `verify`, `proxy`, `trust_env`. The WebSocket gets the same.
     """
     verify: ssl.SSLContext | bool = options.get("verify", True)
     if url.startswith("http://"):
         verify = False  # there is nothing to verify, and reading the CA bundle takes 20 ms
-    given: dict[str, Any] = {**options, "verify": verify}
-    client = httpx2.AsyncClient(timeout=httpx2.Timeout(answer_timeout), **given)
-    return Network(client, _socket_headers(options), _tls(url, verify), options.get("proxy"), answer_timeout)
-
-
-def _socket_headers(options: dict[str, Any]) -> dict[str, str]:
-    """The headers that the handshake carries: the caller's, and basic authentication."""
-    headers = dict(options.get("headers") or {})
-    auth = options.get("auth")
+    auth: Any = options.get("auth") or httpx2.Auth()
     if isinstance(auth, tuple):
-        user, password = cast("tuple[str, str]", auth)
-        headers["Authorization"] = "Basic " + base64.b64encode(f"{user}:{password}".encode()).decode()
-    return headers
+        auth = httpx2.BasicAuth(*cast("tuple[str, str]", auth))
+    auth = _Failing(auth)
+    given: dict[str, Any] = {**options, "verify": verify, "auth": auth}
+    client = httpx2.AsyncClient(timeout=httpx2.Timeout(answer_timeout), **given)
+    headers = dict(options.get("headers") or {})
+    return Network(client, headers, auth, _tls(url, verify), options.get("proxy"), answer_timeout)
+
+
+class Bearer(httpx2.Auth):
+    """A bearer token on every request; a fresh one, once, where the last is taken no more (§8)."""
+
+    def __init__(self, token: Token) -> None:
+        self._given = token
+        self._token: str | None = None
+        self._asking = asyncio.Lock()
+
+    async def async_auth_flow(
+        self, request: httpx2.Request
+    ) -> AsyncGenerator[httpx2.Request, httpx2.Response]:
+        """The request, and once more if it is answered 401 and there is another token."""
+        token = await self._fresh(None)
+        request.headers["Authorization"] = f"Bearer {token}"
+        response = yield request
+        if response.status_code == 401:
+            fresh = await self._fresh(token)
+            if fresh != token:
+                request.headers["Authorization"] = f"Bearer {fresh}"
+                yield request
+
+    async def _fresh(self, stale: str | None) -> str:
+        """The token, or another one than `stale`; whoever asks meanwhile gets the same."""
+        if isinstance(self._given, str):
+            return self._given
+        async with self._asking:
+            if self._token is None or self._token == stale:
+                self._token = await self._given()
+            return self._token
+
+
+class _Failing(httpx2.Auth):
+    """Authorizes as another does; what goes wrong in it is a failure of the request, to be tried again."""
+
+    def __init__(self, auth: httpx2.Auth) -> None:
+        self._auth = auth
+
+    async def async_auth_flow(
+        self, request: httpx2.Request
+    ) -> AsyncGenerator[httpx2.Request, httpx2.Response]:
+        async with aclosing(self._auth.async_auth_flow(request)) as flow:
+            try:
+                asked = await anext(flow)
+                while True:
+                    response = yield asked
+                    asked = await flow.asend(response)
+            except StopAsyncIteration:
+                return
+            except httpx2.HTTPError:
+                raise
+            except Exception as error:
+                told = f"the request could not be authorized: {type(error).__name__}: {error}"
+                raise httpx2.RequestError(told) from error
 
 
 def _tls(url: str, verify: ssl.SSLContext | bool) -> ssl.SSLContext | None:

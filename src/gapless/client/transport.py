@@ -24,7 +24,7 @@ from pydantic import ValidationError
 
 from gapless.client.driver import Driver, Observation
 from gapless.client.identity import Identity
-from gapless.client.network import check_url, open_network
+from gapless.client.network import Bearer, Token, check_url, open_network
 from gapless.client.receipts import Receipts
 from gapless.client.state import Saved, StateFile
 from gapless.errors import GaplessError, UsageError
@@ -50,6 +50,7 @@ def connect(
     retry: Retry | None = None,
     observe: Callable[[Observation], None] | None = None,
     headers: dict[str, str] | None = None,
+    token: Token | None = None,
     auth: httpx2.Auth | tuple[str, str] | None = None,
     verify: ssl.SSLContext | bool = True,
     proxy: str | None = None,
@@ -68,16 +69,23 @@ def connect(
         steps: how to go through the door: one step, or two (negotiated in band).
         retry: backoff; `Retry()` by default.
         observe: called with everything that happens, for display and diagnosis.
-        headers, auth, verify, proxy, trust_env: as httpx2 takes them; the WebSocket gets the same.
+        token: a bearer token, or an async function that returns one: it is called for the first, and
+            again whenever the server takes the last no more.
+        headers, auth, verify, proxy, trust_env: as httpx2 takes them; the WebSocket gets the same. With
+            the SDK's `OAuthClientProvider` as `auth`, a user authorizes as the server says.
         answer_timeout: seconds that any request, the handshake included, may go without an answer.
 
     Raises:
-        UsageError: the URL is not http(s), or `upgrade` is none of the three.
+        UsageError: the URL is not http(s), `upgrade` is none of the three, or there are two credentials.
     """
     base = check_url(url)
     if upgrade not in ("auto", "never", "require"):
         raise UsageError(f"upgrade={upgrade!r} is not one of auto, never, require")
     options: dict[str, Any] = {"verify": verify, "trust_env": trust_env, "headers": headers}
+    if token is not None and auth is not None:
+        raise UsageError("both token and auth are given", hint="a token is a kind of auth: leave one out")
+    if token is not None:
+        auth = Bearer(token)
     if auth is not None:
         options["auth"] = auth
     if proxy is not None:

@@ -3,16 +3,18 @@
 from __future__ import annotations
 
 import asyncio
-import ssl
-from collections.abc import Awaitable, Callable, Mapping
+from collections.abc import Awaitable, Callable
+from contextlib import aclosing
 from typing import Final
 from urllib.parse import urlencode
 
+import httpx2
 from websockets.asyncio.client import ClientConnection, connect
 from websockets.exceptions import ConnectionClosed, InvalidHandshake, InvalidStatus, InvalidURI
 from websockets.typing import Subprotocol
 
 from gapless.client.http import SUBPROTOCOL, refused
+from gapless.client.network import Network
 from gapless.errors import MalformedError, TooLargeError
 from gapless.protocol.block import BLOCK_OVERHEAD, BlockDecoder
 from gapless.protocol.cursor import EventId
@@ -78,37 +80,42 @@ async def knock(
     ticket: str | None,
     *,
     limit: int,
-    headers: Mapping[str, str],
-    tls: ssl.SSLContext | None,
-    proxy: str | bool | None,
-    timeout: float,
+    network: Network,
     put: Callable[[Input], None],
 ) -> Socket | None:
-    """The WebSocket handshake: in one step, or with a ticket. What came of it is put in (§6)."""
-    target = url.replace("http", "ws", 1)
-    extra = {**headers, "Mcp-Client": process}
-    if ticket is None:
-        extra["Last-Event-ID"] = str(cursor)
-    else:
-        target += "?" + urlencode({"ticket": ticket, "cursor": str(cursor)})
+    """The WebSocket handshake: in one step, or with a ticket. What came of it is put in (§6).
+
+    Whatever authorizes requests authorizes it: it is offered the handshake as a GET, and its answer.
+    """
+    ours = {"Mcp-Client": process} | ({"Last-Event-ID": str(cursor)} if ticket is None else {})
+    if ticket is not None:
+        url += "?" + urlencode({"ticket": ticket, "cursor": str(cursor)})
+    request = httpx2.Request("GET", url, headers={**network.headers, **ours})
+    plain = {name.lower() for name in httpx2.Request("GET", url).headers}
     try:
-        connection = await connect(
-            target,
-            subprotocols=[Subprotocol(SUBPROTOCOL)],
-            additional_headers=extra,
-            compression=None,
-            open_timeout=timeout,
-            ping_interval=None,
-            max_size=limit + BLOCK_OVERHEAD + _FRAME,
-            ssl=tls,
-            proxy=True if proxy is None else (None if proxy is False else proxy),
-        )
-    except InvalidStatus as error:
-        response = error.response
-        retry_after = response.headers.get("Retry-After")
-        put(refused(attempt, response.status_code, bytes(response.body or b""), retry_after))
-        return None
-    except (InvalidHandshake, InvalidURI, OSError, TimeoutError, EOFError) as error:
+        async with aclosing(network.auth.async_auth_flow(request)) as flow:
+            asked = await anext(flow)
+            while True:
+                if asked.url != request.url:  # what authorizes needs to know something first
+                    response = await network.client.send(asked, auth=None)
+                else:
+                    headers = [item for item in asked.headers.multi_items() if item[0].lower() not in plain]
+                    try:
+                        connection = await _connect(str(asked.url), headers, limit, network)
+                        break
+                    except InvalidStatus as error:
+                        answer = error.response
+                        body, raw = bytes(answer.body or b""), list(answer.headers.raw_items())
+                        response = httpx2.Response(
+                            answer.status_code, headers=raw, content=body, request=asked
+                        )
+                try:
+                    asked = await flow.asend(response)
+                except StopAsyncIteration:
+                    retry_after = response.headers.get("Retry-After")
+                    put(refused(attempt, response.status_code, response.content, retry_after))
+                    return None
+    except (InvalidHandshake, InvalidURI, OSError, TimeoutError, EOFError, httpx2.HTTPError) as error:
         put(Failed(attempt, f"the handshake failed: {str(error) or type(error).__name__}"))
         return None
     if connection.subprotocol != SUBPROTOCOL or connection.response is None:
@@ -118,3 +125,20 @@ async def knock(
     echo = next(iter(connection.response.headers.get_all(_ECHO)), None)
     put(SocketOpened(attempt, int(echo) if echo is not None and echo.isdigit() else None))
     return Socket(connection)
+
+
+async def _connect(
+    url: str, headers: list[tuple[str, str]], limit: int, network: Network
+) -> ClientConnection:
+    proxy = network.proxy
+    return await connect(
+        url.replace("http", "ws", 1),
+        subprotocols=[Subprotocol(SUBPROTOCOL)],
+        additional_headers=headers,
+        compression=None,
+        open_timeout=network.answer_timeout,
+        ping_interval=None,
+        max_size=limit + BLOCK_OVERHEAD + _FRAME,
+        ssl=network.tls,
+        proxy=True if proxy is None else (None if proxy is False else proxy),
+    )

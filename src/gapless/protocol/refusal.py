@@ -17,6 +17,7 @@ __all__ = [
     "CLOSE_NORMAL",
     "CLOSE_OVER",
     "CLOSE_RESTART",
+    "CLOSE_UNAUTHENTICATED",
     "CLOSE_UNSUPPORTED_DATA",
     "ENDED",
     "Action",
@@ -35,6 +36,7 @@ class Reason(StrEnum):
     ORIGIN_FORBIDDEN = "origin-forbidden"
     MALFORMED = "malformed"
     UNAUTHENTICATED = "unauthenticated"
+    INSUFFICIENT_SCOPE = "insufficient-scope"
     SESSION_UNKNOWN = "session-unknown"
     SESSION_SUPERSEDED = "session-superseded"
     SESSION_EXPIRED = "session-expired"
@@ -96,6 +98,7 @@ _TABLE: Final[dict[Reason, Row]] = {
     Reason.ORIGIN_FORBIDDEN: Row(403, None, Action.FAIL),
     Reason.MALFORMED: Row(400, 4400, Action.FAIL),
     Reason.UNAUTHENTICATED: Row(401, 4401, Action.REAUTHENTICATE),
+    Reason.INSUFFICIENT_SCOPE: Row(403, 4403, Action.FAIL),
     Reason.SESSION_UNKNOWN: Row(404, 4404, Action.NEW_SESSION),
     Reason.SESSION_SUPERSEDED: Row(404, 4404, Action.NEW_SESSION),
     Reason.SESSION_EXPIRED: Row(404, 4404, Action.NEW_SESSION),
@@ -132,6 +135,7 @@ ENDED: Final = frozenset(
 
 CLOSE_NORMAL: Final = 1000
 CLOSE_MALFORMED: Final = 4400
+CLOSE_UNAUTHENTICATED: Final = 4401
 CLOSE_OVER: Final = 4404
 CLOSE_EVICTED: Final = 4409
 CLOSE_GOING_AWAY: Final = 1001

@@ -2,25 +2,42 @@
 
 from __future__ import annotations
 
+import asyncio
 from collections.abc import AsyncGenerator, Sequence
 from contextlib import asynccontextmanager
 from dataclasses import dataclass
+from typing import Final
+from urllib.parse import urlsplit
 
 from starlette.applications import Starlette
+from starlette.middleware import Middleware
+from starlette.middleware.cors import CORSMiddleware
 from starlette.routing import Route, WebSocketRoute
 from starlette.types import Receive, Scope, Send
 
+from gapless.auth.base import Verifier
 from gapless.backends.base import BackendFactory
 from gapless.errors import UsageError
 from gapless.log.base import Log
 from gapless.protocol.settings import Limits
-from gapless.server.access import LOOPBACK, Access
+from gapless.server.access import LOOPBACK, METADATA, Access
 from gapless.server.door import SessionView
+from gapless.server.metadata import Metadata
+from gapless.server.operations import OPERATIONS, Operations
 from gapless.server.relay import Doorway
 from gapless.server.sessions import Sessions
 from gapless.server.streams import StreamView
 
 __all__ = ["Gapless", "Settings", "build"]
+
+
+_SENT: Final = (
+    *("Authorization", "Content-Type", "Last-Event-ID"),
+    *("Mcp-Client", "Mcp-Message-Number", "Mcp-Protocol-Version", "Mcp-Session-Id"),
+)
+"""Headers that pages may send, beside those that they always may."""
+_EXPOSED: Final = ("Location", "Mcp-Session-Id", "Retry-After", "WWW-Authenticate")
+"""Headers that pages may read."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -32,12 +49,17 @@ class Settings:
         limits: sizes and timers (§8).
         allowed_hosts: host names that `Host` may carry; loopback names by default.
         allowed_origins: origins that browsers may call from; loopback ones by default.
+        verifier: knows whom a bearer token stands for; without one everybody is anonymous.
+        public_url: the URL of the endpoints as clients know it, behind a proxy; its host and its origin are
+            allowed. Tokens are for this URL.
     """
 
     path: str = "/mcp"
     limits: Limits = Limits()
     allowed_hosts: Sequence[str] = LOOPBACK
     allowed_origins: Sequence[str] = LOOPBACK
+    verifier: Verifier | None = None
+    public_url: str | None = None
 
 
 class Gapless(Starlette):
@@ -48,6 +70,8 @@ class Gapless(Starlette):
 
     sessions: Sessions
     doorway: Doorway
+    verifier: Verifier | None = None
+    _watching: asyncio.Task[None] | None = None
     started: bool = False
     """Whether `start` has returned, be it called by the lifespan."""
 
@@ -68,23 +92,60 @@ class Gapless(Starlette):
         """Begin to serve: open the log, start what all sessions share.
 
         Raises:
-            GaplessError: the log cannot be opened, or the MCP server not be started.
+            GaplessError: the log cannot be opened, the MCP server not be started, or tokens not verified.
         """
+        if self.verifier is not None:
+            await self.verifier.start()
         await self.sessions.start(self.doorway.open)
+        if self.verifier is not None:
+            self._watching = asyncio.create_task(self.verifier.watch(self.sessions.revoke))
         self.started = True
 
     async def close(self) -> None:
         """End what is still being served, and release the log."""
+        if self._watching is not None:
+            self._watching.cancel()
         try:
             await self.doorway.close()
         finally:
             await self.sessions.close()
+            if self.verifier is not None:
+                await self.verifier.close()
+
+
+def _access(settings: Settings) -> Access:
+    hosts, origins = [*settings.allowed_hosts], [*settings.allowed_origins]
+    if settings.public_url is not None:
+        parts = urlsplit(settings.public_url)
+        if parts.scheme not in ("http", "https") or not parts.hostname or parts.query or parts.fragment:
+            raise UsageError(
+                f"{settings.public_url!r} is not the URL of an endpoint", hint="for example https://host/mcp"
+            )
+        hosts.append(parts.netloc)
+        origins.append(f"{parts.scheme}://{parts.netloc}")
+    return Access(hosts, origins, settings.verifier, settings.path, settings.public_url)
+
+
+def _cross_origin(settings: Settings) -> list[Middleware]:
+    """CORS, for the origins that were named; a page from elsewhere cannot read what it is answered."""
+    named = [origin for origin in settings.allowed_origins if origin == "*" or "://" in origin]
+    if not named:
+        return []
+    return [
+        Middleware(
+            CORSMiddleware,
+            allow_origins=named,
+            allow_methods=["GET", "POST", "DELETE"],
+            allow_headers=_SENT,
+            expose_headers=_EXPOSED,
+        )
+    ]
 
 
 def build(log: Log, backends: BackendFactory, settings: Settings) -> Gapless:
     """Assemble the application around a log and a backend."""
     sessions = Sessions(log, backends, settings.limits)
-    access = Access(settings.allowed_hosts, settings.allowed_origins)
+    access = _access(settings)
     session_view, stream_view = SessionView(sessions, access), StreamView(sessions, access)
     base = settings.path.rstrip("/")
 
@@ -106,9 +167,13 @@ def build(log: Log, backends: BackendFactory, settings: Settings) -> Gapless:
             ),
             WebSocketRoute(f"{base}/session/{{session}}/events", session_view),
             Route(base or "/", stream_view),
+            *(Route(at, Operations(sessions, access)) for at in OPERATIONS),
+            *(Route(at, Metadata(access)) for at in {METADATA, METADATA + base}),
         ],
+        middleware=_cross_origin(settings),
         lifespan=lifespan,
     )
+    app.verifier = settings.verifier
     app.sessions = sessions
     app.doorway = Doorway(app, settings.limits.max_message_bytes)
     return app

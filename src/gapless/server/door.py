@@ -4,7 +4,9 @@ from __future__ import annotations
 
 import asyncio
 import secrets
+import time
 from contextlib import suppress
+from hmac import compare_digest
 from typing import Any, Final
 from urllib.parse import quote
 
@@ -12,6 +14,7 @@ import msgspec
 from starlette.datastructures import Headers, QueryParams
 from starlette.types import Receive, Scope, Send
 
+from gapless.auth.base import Principal
 from gapless.errors import MalformedError, StorageError, TooLargeError
 from gapless.protocol.block import BLOCK_OVERHEAD, BlockDecoder
 from gapless.protocol.cursor import EventId, parse_cursor
@@ -68,14 +71,20 @@ class SessionView(Endpoint):
         headers = Headers(scope=scope)
         token: str | None = scope["path_params"].get("session")
         last: str = scope["path"].rpartition("/")[2]
-        self._admit(headers)
+        by_ticket = scope["type"] == "websocket" and self._by_ticket(scope, headers)
+        if by_ticket:
+            self._check(scope)
+        principal = None if by_ticket else await self._admit(scope)
         if token is None:
-            await self._open(scope, receive, send)
+            assert principal is not None
+            await self._open(principal, scope, receive, send)
             return
-        found = await self._find(scope, token, View.SESSION, "this is a stream-view session: use /mcp")
+        text = "this is a stream-view session: use /mcp"
+        found = await self._find(scope, principal, token, View.SESSION, text)
         if scope["type"] == "websocket":
-            await self._socket(found, scope, receive, send)
+            await self._socket(found, principal or _bearer(found, scope), scope, receive, send)
             return
+        assert principal is not None
         handler, method = {
             "messages": (self._messages, "POST"),
             "events": (self._events, "GET"),
@@ -85,15 +94,19 @@ class SessionView(Endpoint):
         }["" if last == token else last]
         if scope["method"] != method:
             raise not_allowed(scope["method"], method)
-        await handler(found, scope, receive, send)
+        await handler(found, principal, scope, receive, send)
 
-    async def _open(self, scope: Scope, receive: Receive, send: Send) -> None:
+    def _by_ticket(self, scope: Scope, headers: Headers) -> bool:
+        """Whether a handshake has a ticket alone to say whose it is: browsers can send no header (§9)."""
+        alone = "authorization" not in headers and self._access.verifier is not None
+        return alone and "ticket" in QueryParams(scope["query_string"])
+
+    async def _open(self, principal: Principal, scope: Scope, receive: Receive, send: Send) -> None:
         if scope["method"] != "POST":
             raise not_allowed(scope["method"], "POST")
         with suppress(TooLargeError):  # the body says nothing so far; whatever is in it is ignored
             await read_body(receive, _SMALL_BODY)
-        headers = Headers(scope=scope)
-        token, live = await self._sessions.open(View.SESSION, self._access.principal(headers))
+        token, live = await self._sessions.open(View.SESSION, principal.name)
         location = f"{_quoted(scope)}/{token}"
         body = {
             "session": token,
@@ -108,7 +121,7 @@ class SessionView(Endpoint):
 
     # Messages ------------------------------------------------------------------------------------
 
-    async def _messages(self, live: Live, scope: Scope, receive: Receive, send: Send) -> None:
+    async def _messages(self, live: Live, _: Principal, scope: Scope, receive: Receive, send: Send) -> None:
         headers = Headers(scope=scope)
         process = _process(scope, headers)
         kind = media_type(headers)
@@ -164,7 +177,9 @@ class SessionView(Endpoint):
 
     # Event streams ---------------------------------------------------------------------------------
 
-    async def _events(self, live: Live, scope: Scope, receive: Receive, send: Send) -> None:
+    async def _events(
+        self, live: Live, principal: Principal, scope: Scope, receive: Receive, send: Send
+    ) -> None:
         headers, query = Headers(scope=scope), QueryParams(scope["query_string"])
         if not accepts(headers, STREAM):
             raise RefusedRequest(live.machine.refusal(Reason.NOT_ACCEPTABLE, f"accept {STREAM}").refusal)
@@ -175,7 +190,7 @@ class SessionView(Endpoint):
             raise RefusedRequest(live.machine.refusal(Reason.UPGRADE_UNAVAILABLE, text).refusal)  # U6
         match _answer(await live.ask(Listen(live.connection(), cursor))):
             case Serving(delivery):
-                await serve_events(live, delivery, receive, send)
+                await serve_events(live, delivery, principal, receive, send)
             case Ending(block):
                 await respond(send, 200, block, {"Content-Type": STREAM})
             case Refused(refusal):
@@ -189,7 +204,7 @@ class SessionView(Endpoint):
         except MalformedError as error:
             raise RefusedRequest(live.machine.refusal(Reason.MALFORMED, str(error)).refusal) from None
 
-    async def _ack(self, live: Live, scope: Scope, receive: Receive, send: Send) -> None:
+    async def _ack(self, live: Live, _: Principal, scope: Scope, receive: Receive, send: Send) -> None:
         body = await self._json(live, scope, receive)
         cursor = await self._cursor(live, self._string(live, body, "cursor"))
         match _answer(await live.put(Acked(cursor))):
@@ -200,7 +215,7 @@ class SessionView(Endpoint):
             case other:
                 raise AssertionError(other)
 
-    async def _end(self, live: Live, scope: Scope, receive: Receive, send: Send) -> None:
+    async def _end(self, live: Live, _: Principal, scope: Scope, receive: Receive, send: Send) -> None:
         for effect in await live.end(Reason.SESSION_ENDED):
             if isinstance(effect, Refused):
                 raise RefusedRequest(effect.refusal)
@@ -225,7 +240,9 @@ class SessionView(Endpoint):
 
     # The door --------------------------------------------------------------------------------------
 
-    async def _upgrade(self, live: Live, scope: Scope, receive: Receive, send: Send) -> None:
+    async def _upgrade(
+        self, live: Live, principal: Principal, scope: Scope, receive: Receive, send: Send
+    ) -> None:
         body = await self._json(live, scope, receive)
         stated, nonce = self._string(live, body, "cursor"), self._string(live, body, "negotiation")
         if not nonce or len(nonce) > 128:
@@ -239,7 +256,7 @@ class SessionView(Endpoint):
             text = f"the only protocol to upgrade to is {SUBPROTOCOL}"
             raise RefusedRequest(live.machine.refusal(Reason.UPGRADE_UNAVAILABLE, text).refusal)
         cursor = await live.cursor(position)
-        ticket = secrets.token_urlsafe(24)
+        ticket = _ticket(principal)
         match _answer(await live.ask(Upgrade(cursor, nonce, ticket, _events_url(scope)))):
             case Offered(event, negotiation, shown, url):
                 offer = {"event": event, "negotiation": negotiation, "ticket": shown, "url": url}
@@ -249,7 +266,9 @@ class SessionView(Endpoint):
             case other:
                 raise AssertionError(other)
 
-    async def _socket(self, live: Live, scope: Scope, receive: Receive, send: Send) -> None:
+    async def _socket(
+        self, live: Live, principal: Principal, scope: Scope, receive: Receive, send: Send
+    ) -> None:
         headers, query = Headers(scope=scope), QueryParams(scope["query_string"])
         await receive()  # websocket.connect
         stated = query.get("cursor") or headers.get("last-event-id")
@@ -265,7 +284,9 @@ class SessionView(Endpoint):
         )
         match _answer(await live.ask(asked)):
             case Serving(delivery, committed):
-                await self._bound(live, delivery, committed, _process(scope, headers), receive, send)
+                await self._bound(
+                    live, delivery, committed, principal, _process(scope, headers), receive, send
+                )
             case Refused(refusal):
                 raise RefusedRequest(refusal)
             case other:
@@ -276,12 +297,13 @@ class SessionView(Endpoint):
         live: Live,
         delivery: Delivery,
         committed: int,
+        principal: Principal,
         process: str | None,
         receive: Receive,
         send: Send,
     ) -> None:
         """A bound socket: one loop writes, one reads; the first to finish ends both."""
-        wake = live.attach(delivery.connection, lambda: writer.cancel())
+        wake = live.attach(delivery.connection, lambda: writer.cancel(), principal.expires)
 
         async def write(control: bytes, data: bytes) -> None:
             for part in (control, data):
@@ -393,6 +415,26 @@ def _process(scope: Scope, headers: Headers) -> str | None:
     """The client process behind a request (L6): a header, or, for browsers, a query parameter."""
     name = headers.get("mcp-client") or QueryParams(scope["query_string"]).get("client")
     return name if name and len(name) <= 128 else None
+
+
+def _ticket(principal: Principal) -> str:
+    """A ticket stands for whoever asked for it, and no longer than they do (§9)."""
+    until = "" if principal.expires is None else f".{principal.expires:.0f}"
+    return secrets.token_urlsafe(24) + until
+
+
+def _bearer(live: Live, scope: Scope) -> Principal:
+    """Whom the ticket of a handshake stands for.
+
+    Raises:
+        RefusedRequest: it is not the one that is outstanding, or it has expired.
+    """
+    given, valid = QueryParams(scope["query_string"])["ticket"], live.machine.door.ticket
+    if valid is not None and compare_digest(given.encode(errors="replace"), valid.encode()):
+        _, _, until = valid.partition(".")
+        if not until or time.time() < int(until):
+            return Principal(live.principal, float(until) if until else None)
+    raise RefusedRequest(Refusal(Reason.UNAUTHENTICATED, "this ticket lets nobody in"))
 
 
 def _events_url(scope: Scope) -> str:

@@ -8,10 +8,11 @@ from abc import ABC, abstractmethod
 from starlette.datastructures import Headers
 from starlette.types import Receive, Scope, Send
 
+from gapless.auth.base import Principal
 from gapless.errors import StorageError
 from gapless.protocol.refusal import Reason, Refusal
 from gapless.protocol.session import View
-from gapless.server.access import Access
+from gapless.server.access import Access, Challenge
 from gapless.server.live import Live, StorageFault
 from gapless.server.relay import RELAYED, pass_on
 from gapless.server.sessions import Elsewhere, Sessions
@@ -44,8 +45,10 @@ class Endpoint(ABC):
             except PassedOn as elsewhere:
                 await self._pass_on(elsewhere.to, scope, receive, send)
         except RefusedRequest as error:
+            self._sessions.observer.refused(error.refusal.reason)
             await refuse(scope, receive, send, error.refusal, error.headers)
         except (StorageFault, StorageError) as error:
+            self._sessions.observer.refused(Reason.STORAGE)
             await refuse(scope, receive, send, Refusal(Reason.STORAGE, str(error)))
         except ClientGoneError:
             pass  # nobody is left to answer
@@ -91,17 +94,29 @@ class Endpoint(ABC):
             PassedOn: another process answers; nothing has been read or sent.
         """
 
-    def _admit(self, headers: Headers) -> None:
+    async def _admit(self, scope: Scope) -> Principal:
+        """Host, Origin, limits, and who is asking, in that order."""
+        self._check(scope)
+        match await self._access.principal(scope):
+            case Principal() as principal:
+                return principal
+            case Challenge(refusal, headers):
+                raise RefusedRequest(refusal, headers)
+
+    def _check(self, scope: Scope) -> None:
         """Host, Origin, limits, in that order."""
+        headers = Headers(scope=scope)
         refusal = self._access.check(headers)
         if refusal is not None:
             raise RefusedRequest(refusal)
         if self._sessions.draining:
             raise RefusedRequest(Refusal(Reason.LIMIT, "the server is shutting down"))
 
-    async def _find(self, scope: Scope, token: str, view: View, elsewhere: str) -> Live:
-        """The principal's session of this view that is not over, in that order."""
-        found = await self._sessions.find(token, self._access.principal(Headers(scope=scope)))
+    async def _find(
+        self, scope: Scope, principal: Principal | None, token: str, view: View, elsewhere: str
+    ) -> Live:
+        """The principal's session of this view that is not over, in that order; `None` is yet to tell."""
+        found = await self._sessions.find(token, None if principal is None else principal.name)
         if isinstance(found, Refusal):
             raise RefusedRequest(found)
         if isinstance(found, Elsewhere):

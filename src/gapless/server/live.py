@@ -24,6 +24,7 @@ from gapless.protocol.carried import LISTEN, Phase, Waiting
 from gapless.protocol.cursor import Position
 from gapless.protocol.delivery import ConnectionId, Delivery
 from gapless.protocol.inputs import (
+    Acked,
     Cursor,
     Dispatch,
     Dropped,
@@ -45,9 +46,10 @@ from gapless.protocol.inputs import (
 )
 from gapless.protocol.jsonrpc import Envelope, Kind, RequestId, error_response, peek
 from gapless.protocol.record import write_record
-from gapless.protocol.refusal import CLOSE_RESTART, Reason
+from gapless.protocol.refusal import CLOSE_RESTART, CLOSE_UNAUTHENTICATED, Reason
 from gapless.protocol.session import Commit, Session
 from gapless.server.lease import Lease
+from gapless.server.observer import Observer
 
 __all__ = ["Live", "StorageFault", "as_write"]
 
@@ -83,9 +85,14 @@ class Live:
         log: Log,
         backends: BackendFactory,
         lease: Lease,
+        observer: Observer,
         fence: int = 0,
     ) -> None:
         self.key = key
+        self.name = key.hex()[:8]
+        """What logs call it by."""
+        self._observer = observer
+        self._crossing: dict[ConnectionId, float] = {}
         self.principal = principal
         self.machine = machine
         self.log = log
@@ -104,6 +111,7 @@ class Live:
         self._room = asyncio.Event()
         self._wakes: dict[ConnectionId, asyncio.Event] = {}
         self._life: dict[ConnectionId, asyncio.Event] = {}
+        self._expiries: dict[ConnectionId, asyncio.TimerHandle] = {}
         self._cuts: dict[ConnectionId, Callable[[], object]] = {}
         self._connections = 0
         self._closed = False
@@ -111,6 +119,8 @@ class Live:
         self._reviving: asyncio.Task[None] | None = None
         self._overdue: asyncio.TimerHandle | None = None
         self.stale = False
+        self.failing = False
+        """Whether the log refuses what is to be written."""
 
     # Inputs --------------------------------------------------------------------------------------
 
@@ -149,7 +159,14 @@ class Live:
 
     def offer(self, input: Input) -> list[Effect]:
         """Handle one input without waiting for the log: for what is answered by state, not by an effect."""
-        effects = self.machine.handle(input, self.clock())
+        machine = self.machine
+        over, gone = machine.reason, None
+        if isinstance(input, Dropped):
+            gone = machine.connections.get(input.connection)
+        effects = machine.handle(input, self.clock())
+        if not isinstance(input, Emitted | Handed) or machine.reason is not over:
+            self._observer.saw(self.name, machine, input, effects, over=over, gone=gone)
+            self._time_crossing(input, effects)
         self._version += 1
         for effect in effects:
             if isinstance(effect, Dispatch):
@@ -159,6 +176,21 @@ class Live:
         if not isinstance(input, Emitted):
             self.wake()  # what the backend emitted can be told only once it is durable
         return effects
+
+    def _time_crossing(self, input: Input, effects: list[Effect]) -> None:
+        """How long the clients of sockets take from their handshake to the end of the gap (U3)."""
+        match input, effects:
+            case Handshake(), [Serving(delivery)]:
+                self._crossing[delivery.connection] = self.clock()
+            case Acked(connection=int() as connection), _ if connection in self._crossing:
+                delivery = self.machine.connections.get(connection)
+                if delivery is not None and delivery.gate is None:
+                    seconds = self.clock() - self._crossing.pop(connection)
+                    self._observer.crossed(self.name, self.machine, seconds)
+            case Dropped(), _:
+                self._crossing.pop(input.connection, None)
+            case _:
+                pass
 
     async def uncrowded(self) -> None:
         """Wait until the backend has caught up enough for another message."""
@@ -195,21 +227,38 @@ class Live:
         self._connections += 1
         return ConnectionId(self._connections)
 
-    def attach(self, connection: ConnectionId, cut: Callable[[], object]) -> asyncio.Event:
-        """The event that tells a connection to look again; `cut` ends it if it does not end itself."""
+    def attach(
+        self, connection: ConnectionId, cut: Callable[[], object], expires: float | None = None
+    ) -> asyncio.Event:
+        """The event that tells a connection to look again; `cut` ends it if it does not end itself.
+
+        At the Unix time `expires` it is told to go, with 4401 on a socket: its token is none any more (§9).
+        """
         self._cuts[connection] = cut
+        if expires is not None:
+            left = max(0.0, expires - time.time())
+            self._expiries[connection] = asyncio.get_running_loop().call_later(left, self._expire, connection)
         wake = self._wakes[connection] = asyncio.Event()
         self._life.setdefault(connection, asyncio.Event())
         return wake
 
     def detach(self, connection: ConnectionId) -> None:
         """The connection is gone."""
+        expiry = self._expiries.pop(connection, None)
+        if expiry is not None:
+            expiry.cancel()
         self._wakes.pop(connection, None)
         self._cuts.pop(connection, None)
         life = self._life.pop(connection, None)
         self.offer(Dropped(connection))
         if life is not None:
             life.set()  # whoever probes it learns that it is gone by asking again
+
+    def _expire(self, connection: ConnectionId) -> None:
+        delivery = self.machine.connections.get(connection)
+        if delivery is not None:
+            delivery.close = delivery.close or CLOSE_UNAUTHENTICATED
+            self.wake()
 
     def heard(self, connection: ConnectionId) -> None:
         """Something came in on a socket: it lives (B6)."""
@@ -219,8 +268,15 @@ class Live:
 
     def evict(self, now: float) -> None:
         """Apply retention to a session where nothing else happens."""
-        self.machine.evict(now)
+        self._evict(now)
         self._start_committer()
+
+    def _evict(self, now: float) -> None:
+        before = self.machine.outbox.evicted_unacked
+        self.machine.evict(now)
+        unacked = self.machine.outbox.evicted_unacked - before
+        if unacked:
+            self._observer.metrics.evicted_unacked.inc(unacked)
 
     def wake(self) -> None:
         """Let every connection look again."""
@@ -271,20 +327,23 @@ class Live:
     async def _commit(self) -> None:
         try:
             while self.machine.dirty:
-                self.machine.evict(self.clock())
+                self._evict(self.clock())
                 version, commit = self._version, self.machine.take()
+                began = self.clock()
                 record = None
                 if commit.record:
                     record = write_record(self.machine, self.principal, self._ended_at())
                 await self._write(as_write(commit, record, self.fence))
                 self.machine.confirm(commit)
+                events = self.machine.outbox.committed - commit.expect
+                self._observer.committed(events, len(commit.entries), self.clock() - began)
                 self._durable = version
                 self._release(None)
                 self.wake()
         except ConflictError as error:
             self.abandon(f"another process writes this session: {error}")
         except Exception as error:
-            _log.exception("session %s: the commit failed", self.key.hex()[:8])
+            _log.exception("session %s: the commit failed", self.name)
             self.abandon(f"the commit failed: {error}")
         finally:
             self._committer = None
@@ -296,12 +355,17 @@ class Live:
         """What this process knows of the session is not what the log holds: stop serving it at once (N1)."""
         if self.stale:
             return
-        _log.error("session %s: %s", self.key.hex()[:8], message)
+        _log.error("session %s: %s", self.name, message)
         self.stale = True
         self.close_backend()
         self._release(StorageFault(message), everyone=True)
+        self.expel(CLOSE_RESTART)
+
+    def expel(self, code: int, retry: float | None = None) -> None:
+        """Tell every connection to go: sockets close with `code`, streams end, after a `retry:` if given."""
         for delivery in self.machine.connections.values():
-            delivery.close = delivery.close or CLOSE_RESTART
+            delivery.close = delivery.close or code
+            delivery.retry = delivery.retry or retry
         self.wake()
 
     async def _write(self, write: Write) -> None:
@@ -315,13 +379,15 @@ class Live:
                 await self.log.commit(self.key, write)
             except StorageError as error:
                 if not failed:
-                    _log.error("session %s: %s", self.key.hex()[:8], error.line)
-                failed = True
+                    _log.error("session %s: %s", self.name, error.line)
+                failed = self.failing = True
+                self._observer.metrics.storage_faults.inc()
                 self._release(StorageFault(str(error)), everyone=True)
                 await asyncio.sleep(_RETRY_STORAGE)
             else:
+                self.failing = False
                 if failed:
-                    _log.warning("session %s: the log takes writes again", self.key.hex()[:8])
+                    _log.warning("session %s: the log takes writes again", self.name)
                 return
 
     def _release(self, error: StorageFault | None, *, everyone: bool = False) -> None:
@@ -363,7 +429,7 @@ class Live:
             except BackendError as error:
                 self.lose(error.line, item.incarnation)
             except Exception as error:
-                _log.exception("session %s: its MCP server failed", self.key.hex()[:8])
+                _log.exception("session %s: its MCP server failed", self.name)
                 # or its requests would wait for ever (L7)
                 self.lose(f"the MCP server failed: {error}", item.incarnation)
             if not self._dispatches:
@@ -414,7 +480,7 @@ class Live:
         """W5: above the limit nothing is sent; a result becomes an error on its own request."""
         limit = self.machine.limits.max_message_bytes
         text = f"the server's message of {size} bytes is above the limit of {limit}"
-        _log.warning("session %s: %s", self.key.hex()[:8], text)
+        _log.warning("session %s: %s", self.name, text)
         error = error_response(envelope.id, -32603, text, {"reason": Reason.TOO_LARGE.value})
         match envelope.kind:
             case Kind.RESPONSE:
@@ -428,7 +494,7 @@ class Live:
         """The backend of that number is gone: what it had is settled, and a fresh one begins (L7, N2)."""
         if incarnation != self.machine.carried.incarnation or self.machine.carried.phase is Phase.DOWN:
             return
-        _log.warning("session %s: %s", self.key.hex()[:8], message)
+        _log.warning("session %s: %s", self.name, message)
         self.close_backend()
         self.offer(Lost(message, untaken=untaken))
         self._go_on()

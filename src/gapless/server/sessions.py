@@ -21,11 +21,12 @@ from gapless.protocol.cursor import LINK_BYTES, Link
 from gapless.protocol.jsonrpc import peek
 from gapless.protocol.outbox import Grain
 from gapless.protocol.record import Retained, read_record, restore, write_record
-from gapless.protocol.refusal import Reason, Refusal
+from gapless.protocol.refusal import CLOSE_UNAUTHENTICATED, Reason, Refusal
 from gapless.protocol.session import Session, View
 from gapless.protocol.settings import Limits
 from gapless.server.lease import Lease
 from gapless.server.live import Live, StorageFault
+from gapless.server.observer import Observer, Turn
 from gapless.server.relay import Reach, bury, reachable
 
 __all__ = ["Elsewhere", "Sessions", "own"]
@@ -49,10 +50,13 @@ class Elsewhere:
 class Sessions:
     """All sessions of one server."""
 
-    def __init__(self, log: Log, backends: BackendFactory, limits: Limits) -> None:
+    def __init__(
+        self, log: Log, backends: BackendFactory, limits: Limits, observer: Observer | None = None
+    ) -> None:
         self.log = log
         self.backends = backends
         self.limits = limits
+        self.observer = observer or Observer()
         self._live: dict[SessionKey, Live] = {}
         self._loading: dict[SessionKey, asyncio.Task[Live | Elsewhere | None]] = {}
         self._orphans: dict[SessionKey, float] = {}
@@ -75,6 +79,7 @@ class Sessions:
         self._lease = Lease(self.log, self.limits.lease, self._check_owned)
         await self._lease.start(address)
         await self.backends.start()
+        self.observer.metrics.read_off(lambda: (live.machine for live in self.all()), lambda: self.lease.held)
         self._janitor = asyncio.create_task(self._clean())
 
     async def close(self) -> None:
@@ -90,6 +95,18 @@ class Sessions:
                 await self._lease.close()
             await self.log.close()
 
+    def unready(self) -> str | None:
+        """Why nobody new should be sent here, if so."""
+        if self._lease is None:
+            return "starting"
+        if self.draining:
+            return "shutting down"
+        if not self._lease.held:
+            return "no sign of life has reached the log for as long as a lease"
+        if any(live.failing for live in self._live.values()):
+            return "the log refuses writes"
+        return None
+
     @property
     def lease(self) -> Lease:
         """This process's lease; there is one once `start` has returned."""
@@ -104,14 +121,20 @@ class Sessions:
             if live.key not in owned and live.machine.reason is None:
                 live.abandon("another process has taken it over")
 
+    async def revoke(self, principal: str) -> None:
+        """A principal's tokens are good no more: its connections here end, with 4401 on a socket (§9).
+
+        Its sessions stay, for a token that is good. Other processes on the log have to be told by themselves.
+        """
+        for live in self.all():
+            if live.principal == principal:
+                live.expel(CLOSE_UNAUTHENTICATED)
+
     def drain(self, code: int) -> None:
         """Tell every connection to go: event streams end after `retry:`, sockets close with `code`."""
         self.draining = True
         for live in self._live.values():
-            for delivery in live.machine.connections.values():
-                delivery.close = delivery.close or code
-                delivery.retry = delivery.retry or live.machine.limits.retry
-            live.wake()
+            live.expel(code, retry=live.machine.limits.retry)
 
     async def open(self, view: View, principal: str) -> tuple[str, Live]:
         """Open a session; its token is told once and stored only as a hash (§9).
@@ -125,11 +148,14 @@ class Sessions:
         now = asyncio.get_running_loop().time()
         machine = Session(view, link, self.limits, self.log.durability.value, now)
         await self.log.create(key, write_record(machine, principal, None), link, self.lease.id)
-        live = self._live[key] = Live(key, principal, machine, self.log, self.backends, self.lease)
+        live = self._live[key] = self._serve(key, principal, machine)
+        self.observer.turned(Turn.OPENED, live.name, machine)
         return token, live
 
-    async def find(self, token: str, principal: str) -> Live | Elsewhere | Refusal:
+    async def find(self, token: str, principal: str | None) -> Live | Elsewhere | Refusal:
         """The session behind a token, or why there is none: another principal's is as none (§9).
+
+        `None` finds anybody's: whoever asks must then show a ticket of the session.
 
         Raises:
             StorageError: the log could not be read, or ownership could not be settled.
@@ -142,10 +168,13 @@ class Sessions:
                 self._let_go(live)
                 live = None
         if live is not None:
-            return live if live.principal == principal else _unknown()
+            if principal is None or live.principal == principal:
+                return live
+            await self.log.load(key)  # in no less time than if there were none
+            return _unknown()
         stored = await self.log.load(key)
         record = None if stored is None else read_record(stored.record)
-        if stored is None or record is None or record.principal != principal:
+        if stored is None or record is None or principal not in (None, record.principal):
             return _unknown()
         if record.reason is not None:  # a tombstone: who asks is told why, and nobody owns it (B4)
             text = f"the session is over: {record.reason}"
@@ -204,9 +233,11 @@ class Sessions:
         machine, principal, fence = await own(
             self.log, stored, self.limits, self.lease.id, now=now, unix=time.time()
         )
-        live = Live(stored.key, principal, machine, self.log, self.backends, self.lease, fence)
-        self._live[stored.key] = live
+        live = self._live[stored.key] = self._serve(stored.key, principal, machine, fence)
         return live
+
+    def _serve(self, key: SessionKey, principal: str, machine: Session, fence: int = 0) -> Live:
+        return Live(key, principal, machine, self.log, self.backends, self.lease, self.observer, fence)
 
     def all(self) -> Iterable[Live]:
         """The sessions that are live in this process."""

@@ -8,6 +8,7 @@ from typing import Final
 from starlette.datastructures import Headers
 from starlette.types import Receive, Scope, Send
 
+from gapless.auth.base import Principal
 from gapless.errors import MalformedError, TooLargeError
 from gapless.protocol.block import BLOCK_OVERHEAD
 from gapless.protocol.cursor import parse_cursor
@@ -45,17 +46,17 @@ class StreamView(Endpoint):
 
     async def _route(self, scope: Scope, receive: Receive, send: Send) -> None:
         headers = Headers(scope=scope)
-        self._admit(headers)
+        principal = await self._admit(scope)
         token = headers.get(_SESSION)
         live = None
         if token is not None and _TOKEN.fullmatch(token) is not None:
             elsewhere = "this session was opened at /mcp/session: use its endpoints"
-            live = await self._find(scope, token, View.STREAM, elsewhere)
+            live = await self._find(scope, principal, token, View.STREAM, elsewhere)
         match scope["method"]:
             case "POST":
-                await self._post(live, headers, receive, send)
+                await self._post(live, principal, headers, receive, send)
             case "GET":
-                await self._get(live, headers, receive, send)
+                await self._get(live, principal, headers, receive, send)
             case "DELETE":
                 await self._need(live).end(Reason.SESSION_ENDED)
                 await respond(send, 204, b"")
@@ -83,7 +84,9 @@ class StreamView(Endpoint):
             raise RefusedRequest(Refusal(Reason.MALFORMED, text))
         return live
 
-    async def _post(self, live: Live | None, headers: Headers, receive: Receive, send: Send) -> None:
+    async def _post(
+        self, live: Live | None, principal: Principal, headers: Headers, receive: Receive, send: Send
+    ) -> None:
         if not accepts(headers, JSON, STREAM):
             raise RefusedRequest(Refusal(Reason.NOT_ACCEPTABLE, f"accept {JSON} and {STREAM}"))
         if media_type(headers) != JSON:
@@ -99,19 +102,19 @@ class StreamView(Endpoint):
         if looked.problem is not None:
             request = looked.problem.request
             refusal = Refusal(looked.problem.reason, looked.problem.message)
-            await _refuse_under(send, refusal, None if request is None else request.id)
+            await self._refuse_under(send, refusal, None if request is None else request.id)
             return
         revision = headers.get(_REVISION)
         assert looked.envelope is not None
         opens = looked.envelope.method == "initialize" and looked.envelope.kind is Kind.REQUEST
         if opens and _SESSION not in headers:
             revision = requested_revision(looked.data)
-            token, live = await self._sessions.open(View.STREAM, self._access.principal(headers))
+            token, live = await self._sessions.open(View.STREAM, principal.name)
         else:
             live, token = self._need(live), headers[_SESSION]
         if live.crowded:
             raise RefusedRequest(live.machine.refusal(Reason.LIMIT, "the MCP server is behind").refusal)
-        await self._take(live, token, looked, primes(revision), receive, send)
+        await self._take(live, principal, token, looked, primes(revision), receive, send)
 
     async def _unspoken(self, headers: Headers, looked: Message, send: Send) -> bool:
         """M7: a revision that this endpoint does not speak gets that revision's own error."""
@@ -123,7 +126,14 @@ class StreamView(Endpoint):
         return True
 
     async def _take(
-        self, live: Live, token: str, looked: Message, primed: bool, receive: Receive, send: Send
+        self,
+        live: Live,
+        principal: Principal,
+        token: str,
+        looked: Message,
+        primed: bool,
+        receive: Receive,
+        send: Send,
     ) -> None:
         connection = live.connection()
         message = Message(looked.data, looked.digest, looked.envelope, answer_on=connection, primed=primed)
@@ -131,16 +141,18 @@ class StreamView(Endpoint):
         for effect in await live.put(message):
             match effect:
                 case Serving(delivery):
-                    await serve_events(live, delivery, receive, send, answered)
+                    await serve_events(live, delivery, principal, receive, send, answered)
                 case Accepted():
                     await respond(send, 202, b"", answered)
                 case Refused(refusal):
                     assert looked.envelope is not None
-                    await _refuse_under(send, refusal, looked.envelope.id)
+                    await self._refuse_under(send, refusal, looked.envelope.id)
                 case _:
                     pass
 
-    async def _get(self, found: Live | None, headers: Headers, receive: Receive, send: Send) -> None:
+    async def _get(
+        self, found: Live | None, principal: Principal, headers: Headers, receive: Receive, send: Send
+    ) -> None:
         if not accepts(headers, STREAM):
             raise RefusedRequest(Refusal(Reason.NOT_ACCEPTABLE, f"accept {STREAM}"))
         live = self._need(found)
@@ -158,7 +170,7 @@ class StreamView(Endpoint):
         match effect:
             case Serving(delivery):
                 token = headers[_SESSION]
-                await serve_events(live, delivery, receive, send, {"Mcp-Session-Id": token})
+                await serve_events(live, delivery, principal, receive, send, {"Mcp-Session-Id": token})
             case Refused(refusal):
                 raise RefusedRequest(refusal)
             case other:
@@ -172,9 +184,9 @@ class StreamView(Endpoint):
             if at == live.machine.standalone_position:
                 return Listen(live.connection(), None, held, primed=primed)
 
-
-async def _refuse_under(send: Send, refusal: Refusal, id: int | str | None) -> None:
-    """A refusal as the error of the request it refuses (M6)."""
-    error = refusal.error()
-    body = error_response(id, error["code"], error["message"], error["data"])
-    await respond(send, refusal.row.status, body)
+    async def _refuse_under(self, send: Send, refusal: Refusal, id: int | str | None) -> None:
+        """A refusal as the error of the request it refuses (M6)."""
+        self._sessions.observer.refused(refusal.reason)
+        error = refusal.error()
+        body = error_response(id, error["code"], error["message"], error["data"])
+        await respond(send, refusal.row.status, body)

@@ -11,6 +11,7 @@ import msgspec
 from starlette.datastructures import Headers
 from starlette.types import Receive, Scope, Send
 
+from gapless.auth.base import Principal
 from gapless.errors import StorageError, TooLargeError
 from gapless.protocol.delivery import Delivery
 from gapless.protocol.refusal import Reason, Refusal
@@ -165,10 +166,15 @@ async def refuse(
 
 
 async def serve_events(
-    live: Live, delivery: Delivery, receive: Receive, send: Send, headers: Mapping[str, str] | None = None
+    live: Live,
+    delivery: Delivery,
+    principal: Principal,
+    receive: Receive,
+    send: Send,
+    headers: Mapping[str, str] | None = None,
 ) -> None:
     """Answer with an event stream: headers at once, then the loop, until it ends or the client goes."""
-    wake = live.attach(delivery.connection, lambda: delivering.cancel())
+    wake = live.attach(delivery.connection, lambda: delivering.cancel(), principal.expires)
 
     async def write(control: bytes, data: bytes) -> None:
         await send({"type": "http.response.body", "body": control + data, "more_body": True})

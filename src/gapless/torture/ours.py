@@ -11,7 +11,8 @@ from typing import Any, Literal, Self
 import httpx2
 import msgspec
 
-from gapless.client.driver import Driver, Network
+from gapless.client.driver import Driver
+from gapless.client.network import Network
 from gapless.client.receipts import Receipts
 from gapless.errors import GaplessError, TargetError
 from gapless.protocol.block import Block
@@ -84,7 +85,7 @@ class OurSession:
             self.machine,
             url,
             process,
-            Network(self._http, {}, None, False, answer_timeout),
+            Network(self._http, {}, httpx2.Auth(), None, False, answer_timeout),
             deliver=self._deliver,
             over=self._ended,
             saving=lambda now: None,

@@ -1,0 +1,96 @@
+"""What is counted, for Prometheus."""
+
+from __future__ import annotations
+
+from collections import Counter as Tally
+from collections.abc import Callable, Iterable, Iterator
+from typing import Final
+
+from prometheus_client import CollectorRegistry, Counter, Gauge, Histogram, generate_latest
+from prometheus_client.core import GaugeHistogramMetricFamily, GaugeMetricFamily, Metric
+from prometheus_client.registry import Collector
+
+from gapless.protocol.refusal import Reason
+from gapless.protocol.seam import SessionState
+from gapless.protocol.session import Session
+
+__all__ = ["CONTENT_TYPE", "Metrics"]
+
+CONTENT_TYPE: Final = "text/plain; version=0.0.4; charset=utf-8"
+
+_SECONDS: Final = (0.0005, 0.001, 0.0025, 0.005, 0.01, 0.025, 0.05, 0.1, 0.25, 0.5, 1.0, 2.5, 5.0)
+_LAGS: Final = (0, 1, 10, 100, 1_000, 10_000, 100_000)
+
+
+class Metrics:
+    """The counters of one server, and what is read off its sessions when somebody asks."""
+
+    def __init__(self) -> None:
+        self.registry = CollectorRegistry()
+        registry = self.registry
+        self.events = Counter("gapless_events", "Events made durable.", registry=registry)
+        self.messages = Counter("gapless_messages", "Client messages made durable.", registry=registry)
+        self.commits = Histogram(
+            "gapless_commit_seconds", "How long a commit took.", buckets=_SECONDS, registry=registry
+        )
+        self.storage_faults = Counter(
+            "gapless_storage_faults", "Commits that the log refused, each try.", registry=registry
+        )
+        self.turns = Counter(
+            "gapless_turns", "Turns of sessions' transports.", ["turn", "view"], registry=registry
+        )
+        self.refusals = Counter("gapless_refusals", "Refusals told.", ["reason"], registry=registry)
+        self.upgrades = Counter(
+            "gapless_upgrades", "Handshakes, by what came of them.", ["outcome"], registry=registry
+        )
+        self.pauses = Histogram(
+            "gapless_upgrade_pause_seconds",
+            "From a handshake's acceptance until its client had acknowledged the whole gap.",
+            buckets=_SECONDS,
+            registry=registry,
+        )
+        self.evicted_unacked = Counter(
+            "gapless_evicted_unacked_events",
+            "Events evicted before any ack.",
+            registry=registry,
+        )
+        self.lease = Gauge("gapless_lease_held", "Whether this process may write.", registry=registry)
+        for reason in Reason:  # so that a rate is there before the first refusal
+            self.refusals.labels(reason.value)
+
+    def read_off(self, sessions: Callable[[], Iterable[Session]], held: Callable[[], bool]) -> None:
+        """Read sessions and connections off these, and whether the lease is held, whenever somebody asks."""
+        self.registry.register(_Sessions(sessions))
+        self.lease.set_function(held)
+
+    def text(self) -> bytes:
+        """Everything, in Prometheus's text format."""
+        return generate_latest(self.registry)
+
+
+class _Sessions(Collector):
+    def __init__(self, sessions: Callable[[], Iterable[Session]]) -> None:
+        self._sessions = sessions
+
+    def collect(self) -> Iterator[Metric]:
+        states = Tally(dict.fromkeys(SessionState, 0))
+        media, lags, requests = Tally[str](), list[int](), 0
+        for machine in self._sessions():
+            states[machine.door.state] += 1
+            requests += len(machine.inbox.open)
+            for delivery in machine.connections.values():
+                media[delivery.medium.value] += 1
+                lags.append(machine.outbox.committed - delivery.position)
+        found = GaugeMetricFamily("gapless_sessions", "Sessions that this process serves.", labels=["state"])
+        for state, count in states.items():
+            found.add_metric([state.name], count)
+        yield found
+        found = GaugeMetricFamily("gapless_connections", "Connections that deliver.", labels=["medium"])
+        for medium in ("events", "socket"):
+            found.add_metric([medium], media[medium])
+        yield found
+        yield GaugeMetricFamily("gapless_requests_open", "Requests that are not settled.", value=requests)
+        lag = GaugeHistogramMetricFamily("gapless_lag_events", "Events that connections have yet to be sent.")
+        buckets = [(str(float(most)), float(sum(n <= most for n in lags))) for most in _LAGS]
+        lag.add_metric([], [*buckets, ("+Inf", float(len(lags)))], float(sum(lags)))
+        yield lag
