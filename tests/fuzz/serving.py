@@ -131,7 +131,7 @@ async def serve():
     app = build(MemoryLog(), _Backends(), Settings(limits=LIMITS))
     served, complaints, logger = Served(app), _Complaints(), logging.getLogger("gapless")
     logger.addHandler(complaints)
-    await app.sessions.start()
+    await app.start()
     try:
         status, body = await served.ask("POST", "", {})
         assert status == 201, body
@@ -139,6 +139,6 @@ async def serve():
         served.token, served.start = opened["session"], opened["cursor"]
         yield served
     finally:
-        await app.sessions.close()
+        await app.close()
         logger.removeHandler(complaints)
     assert not complaints.seen, [record.getMessage() for record in complaints.seen]

@@ -222,7 +222,7 @@ class Backed(World):
         if over:
             events = self.terminated(Reason.BACKEND_LOST, "backend-lost")
         else:
-            events = [(0, ("withdrawn", id)) for id in self.asked]
+            events = [(self.withdrawn_on(), ("withdrawn", id)) for id in self.asked]
             self.dead += self.asked
             self.asked.clear()
             for id, request in list(self.open.items()):
@@ -232,6 +232,10 @@ class Backed(World):
             self.incarnation += 1 if self.dispatched else 0
         self.fresh_backend("down")
         assert self.put(Lost("it is gone", taken_over), *events) == []
+
+    def withdrawn_on(self) -> int:
+        """The stream on which a question is withdrawn."""
+        return 0
 
     def backend_begins(self) -> None:
         """A fresh one, which is told what the client has told the last (N2)."""

@@ -108,6 +108,10 @@ class StreamView(Backed):
             return 0
         return next((request.stream for request in self.open.values()), 0)
 
+    def withdrawn_on(self) -> int:
+        """M1: it relates to no request."""
+        return self.route({"method": "notifications/cancelled"}, None)
+
     # Messages -------------------------------------------------------------------------------------
 
     @rule(
