@@ -17,21 +17,18 @@ import httpx2
 
 from gapless.errors import TooLargeError, UsageError
 from gapless.protocol.block import BLOCK_OVERHEAD, Block, BlockDecoder
+from gapless.protocol.media import JSON, STREAM
 
 __all__ = [
-    "STREAM",
     "Headway",
     "Place",
     "Upstream",
     "body",
     "checked_headers",
     "checked_url",
-    "media_type",
     "messages",
     "shown",
 ]
-
-STREAM: Final = "text/event-stream"
 
 _CONNECTING: Final = 5.0
 _TRIES: Final = 2
@@ -103,11 +100,6 @@ def shown(url: str) -> str:
     return urlunsplit((parts.scheme, host, parts.path, "", ""))
 
 
-def media_type(response: httpx2.Response) -> str:
-    """A response's `Content-Type` without parameters, in lower case."""
-    return response.headers.get("content-type", "").partition(";")[0].strip().lower()
-
-
 class Headway:
     """How far a request has come.
 
@@ -165,7 +157,7 @@ class Upstream:
             ),
             headers={
                 **headers,
-                "Accept": "application/json, text/event-stream",
+                "Accept": f"{JSON}, {STREAM}",
                 # So that what is read at once is bounded, and nobody holds events back to compress them.
                 "Accept-Encoding": "identity",
             },
@@ -192,7 +184,7 @@ class Upstream:
         return self._client.stream(
             method,
             self._url,
-            headers={**headers, **({"Content-Type": "application/json"} if data else {})},
+            headers={**headers, **({"Content-Type": JSON} if data else {})},
             content=data or None,
             extensions={} if headway is None else {"trace": headway.trace},
         )

@@ -8,7 +8,7 @@ from typing import Any, Final
 import httpx2
 import msgspec
 
-from gapless.backends.upstream import Headway, media_type, shown
+from gapless.backends.upstream import Headway, shown
 from gapless.errors import MalformedError
 from gapless.protocol.jsonrpc import (
     Envelope,
@@ -19,11 +19,11 @@ from gapless.protocol.jsonrpc import (
     outcome_unknown,
     peek,
 )
+from gapless.protocol.media import JSON, media_type
 from gapless.protocol.revisions import STREAM_VIEW
 
-__all__ = ["JSON", "SERVER_ERROR", "Call", "refusal", "settled_version", "under"]
+__all__ = ["SERVER_ERROR", "Call", "refusal", "settled_version", "under"]
 
-JSON: Final = "application/json"
 SERVER_ERROR: Final = -32000
 _UNSUPPORTED_VERSION: Final = -32022
 _OF_2026: Final = (-32020, -32022, -32601, -32602)
@@ -114,7 +114,7 @@ def refusal(name: str, call: Call, response: httpx2.Response, data: bytes) -> by
     """
     status = response.status_code
     said = f"{name} answered {status} {response.reason_phrase}".rstrip()
-    refused = _refused(data) if media_type(response) == JSON else None
+    refused = _refused(data) if media_type(response.headers) == JSON else None
     words = "" if refused is None else f": {str(refused.error.message)[:_QUOTED]}"
     if status in (401, 403):
         said += f"{words}; --upstream-header, or headers= in code, sets what it is sent"
@@ -127,7 +127,7 @@ def refusal(name: str, call: Call, response: httpx2.Response, data: bytes) -> by
     elif 300 <= status < 400:
         said += f", to {shown(response.headers.get('location', ''))!r}; redirects are not followed"
     elif status == 200:
-        said += f" with {media_type(response) or 'no media type'!r}"
+        said += f" with {media_type(response.headers) or 'no media type'!r}"
     if status >= 500:
         return outcome_unknown(call.id, said, status=status)
     return error_response(call.id, SERVER_ERROR, said, {"status": status})

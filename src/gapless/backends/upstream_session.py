@@ -13,15 +13,13 @@ import httpx2
 from gapless.backends.base import Backend, Sink
 from gapless.backends.modern import Modern, header_value
 from gapless.backends.upstream import (
-    STREAM,
     Headway,
     Place,
     Upstream,
     body,
-    media_type,
     messages,
 )
-from gapless.backends.upstream_call import JSON, SERVER_ERROR, Call, refusal
+from gapless.backends.upstream_call import SERVER_ERROR, Call, refusal
 from gapless.backends.upstream_hearing import Hearing
 from gapless.errors import BackendError, MalformedError, TooLargeError
 from gapless.protocol.jsonrpc import (
@@ -30,6 +28,7 @@ from gapless.protocol.jsonrpc import (
     error_response,
     outcome_unknown,
 )
+from gapless.protocol.media import JSON, STREAM, media_type
 
 __all__ = ["UpstreamSession"]
 
@@ -159,7 +158,7 @@ class UpstreamSession(Backend):
                     asyncio.timeout(_ACCEPTING),
                     self._upstream.open("POST", headers, data, headway) as response,
                 ):
-                    if media_type(response) != STREAM:
+                    if media_type(response.headers) != STREAM:
                         with suppress(TooLargeError):  # else the connection could not be used again
                             await body(response, self._limit)
                     return response.status_code
@@ -227,7 +226,7 @@ class UpstreamSession(Backend):
                 call.heard.set()
                 if status == 200 and call.initialize:
                     self._upstream.session = response.headers.get("mcp-session-id")
-                if status != 200 or media_type(response) != STREAM:
+                if status != 200 or media_type(response.headers) != STREAM:
                     await self._read(call, response)
                     return True
                 await self._follow(response, place, call)
@@ -249,7 +248,7 @@ class UpstreamSession(Backend):
     async def _read(self, call: Call, response: httpx2.Response) -> None:
         """An answer that is no event stream."""
         data = await body(response, self._limit)
-        if response.status_code != 200 or media_type(response) != JSON:
+        if response.status_code != 200 or media_type(response.headers) != JSON:
             await self._hearing.settle(call, refusal(self._upstream.name, call, response, data))
             return
         await self._hearing.hear(data, call)
@@ -283,7 +282,7 @@ class UpstreamSession(Backend):
             try:
                 async with self._upstream.open("GET", headers) as response:
                     status = response.status_code
-                    if status == 200 and media_type(response) == STREAM:
+                    if status == 200 and media_type(response.headers) == STREAM:
                         await self._follow(response, place, call)
                     elif status == 404 and self._upstream.session is not None:
                         await self._lost_with(call)
@@ -313,7 +312,7 @@ class UpstreamSession(Backend):
                 async with self._upstream.open("GET", headers) as response:
                     listens.set()
                     status = response.status_code
-                    if status == 200 and media_type(response) == STREAM:
+                    if status == 200 and media_type(response.headers) == STREAM:
                         offered = True
                         await self._follow(response, place, None)
                     elif status == 404 and offered:

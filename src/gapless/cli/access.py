@@ -5,7 +5,7 @@ from __future__ import annotations
 import ipaddress
 import socket
 import sys
-from typing import TYPE_CHECKING, Annotated, Final
+from typing import TYPE_CHECKING, Annotated, Any, Final
 
 import typer
 
@@ -35,51 +35,21 @@ TOKEN_EXAMPLES: Final = examples(
     "gapless call URL --header 'Authorization: Bearer ${TOKEN}'",
 )
 
+
+def _option(metavar: str, help: str) -> Any:
+    return typer.Option(metavar=metavar, show_default=False, help=help, rich_help_panel=ACCESS)
+
+
+_AUDIENCE: Final = "What these JWTs have to be for. [dim]\\[default: the --public-url][/dim]"
+_JWKS: Final = "Where the issuer's keys are. [dim]\\[default: where its metadata says][/dim]"
+
 Tokens = Annotated[
-    str | None,
-    typer.Option(
-        metavar="FILE",
-        show_default=False,
-        help="Bearer tokens that may, hashed, a line each; gapless token makes one.",
-        rich_help_panel=ACCESS,
-    ),
+    str | None, _option("FILE", "Bearer tokens that may, hashed, a line each; gapless token makes one.")
 ]
-Issuer = Annotated[
-    str | None,
-    typer.Option(
-        metavar="URL",
-        show_default=False,
-        help="The authorization server whose JWTs may.",
-        rich_help_panel=ACCESS,
-    ),
-]
-Audience = Annotated[
-    str | None,
-    typer.Option(
-        metavar="URL",
-        show_default=False,
-        help="What these JWTs have to be for. [dim]\\[default: the --public-url][/dim]",
-        rich_help_panel=ACCESS,
-    ),
-]
-Jwks = Annotated[
-    str | None,
-    typer.Option(
-        metavar="URL",
-        show_default=False,
-        help="Where the issuer's keys are. [dim]\\[default: where its metadata says][/dim]",
-        rich_help_panel=ACCESS,
-    ),
-]
-Scopes = Annotated[
-    list[str] | None,
-    typer.Option(
-        metavar="NAME",
-        show_default=False,
-        help="What these JWTs have to grant; repeat it for several.",
-        rich_help_panel=ACCESS,
-    ),
-]
+Issuer = Annotated[str | None, _option("URL", "The authorization server whose JWTs may.")]
+Audience = Annotated[str | None, _option("URL", _AUDIENCE)]
+Jwks = Annotated[str | None, _option("URL", _JWKS)]
+Scopes = Annotated[list[str] | None, _option("NAME", "What these JWTs have to grant; repeat it for several.")]
 
 
 def verifier(

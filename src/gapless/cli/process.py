@@ -75,20 +75,17 @@ def _no_port(host: str, port: int, error: OSError) -> GaplessError:
 class Manner:
     """How a process serves: what it logs, and in which form; whose forwarded headers it believes."""
 
-    log_level: Literal["error", "warning", "info"] = "warning"
-    log_format: Literal["text", "json"] = "text"
-    proxies: tuple[str, ...] = ()
+    log_level: Literal["error", "warning", "info"]
+    log_format: Literal["text", "json"]
+    proxies: tuple[str, ...]
 
 
-def run(
-    app: Gapless, listening: socket.socket, started: Callable[[], None], manner: Manner | None = None
-) -> None:
+def run(app: Gapless, listening: socket.socket, started: Callable[[], None], manner: Manner) -> None:
     """Serve until SIGINT or SIGTERM; `started` is called when requests are answered.
 
     Raises:
         GaplessError: the log or the MCP server could not be started, or failed to stop.
     """
-    manner = manner or Manner()
     _log_to_stderr(manner)
     with listening, asyncio.Runner(loop_factory=loop_factory()) as runner:
         try:

@@ -10,6 +10,7 @@ import msgspec
 
 from gapless.errors import MalformedError
 from gapless.protocol.cursor import EventId, parse_event_id
+from gapless.protocol.media import JSON, STREAM
 from gapless.protocol.moves import Failed, Input, Offered, Opened, Received, Refused
 from gapless.protocol.outgoing import Kept, encode_messages
 from gapless.protocol.refusal import read_refusal
@@ -17,7 +18,6 @@ from gapless.protocol.refusal import read_refusal
 __all__ = ["SUBPROTOCOL", "Endpoints", "Http", "refused"]
 
 SUBPROTOCOL: Final = "mcp.v1"
-_JSON: Final = "application/json"
 _BODY_MOST: Final = 64 * 1024
 
 
@@ -100,9 +100,9 @@ class Http:
         """`POST …/messages`: one message as JSON, several as blocks (L6)."""
         if len(messages) == 1:
             content = messages[0].data
-            headers = {"Content-Type": _JSON, "Mcp-Message-Number": str(messages[0].number)}
+            headers = {"Content-Type": JSON, "Mcp-Message-Number": str(messages[0].number)}
         else:
-            content, headers = encode_messages(list(messages)), {"Content-Type": "text/event-stream"}
+            content, headers = encode_messages(list(messages)), {"Content-Type": STREAM}
         response = await self._request(
             attempt, "POST", self._endpoints.session(token, "messages"), content, headers
         )
@@ -123,7 +123,7 @@ class Http:
             "POST",
             self._endpoints.session(token, "upgrade"),
             content,
-            {"Content-Type": _JSON},
+            {"Content-Type": JSON},
         )
         if isinstance(response, Failed):
             return response
@@ -138,9 +138,7 @@ class Http:
     async def ack(self, token: str, cursor: EventId) -> None:
         """`POST …/ack`; whatever the answer, the next one says more."""
         content = msgspec.json.encode({"cursor": str(cursor)})
-        await self._request(
-            0, "POST", self._endpoints.session(token, "ack"), content, {"Content-Type": _JSON}
-        )
+        await self._request(0, "POST", self._endpoints.session(token, "ack"), content, {"Content-Type": JSON})
 
     async def delete(self, token: str) -> None:
         """`DELETE` the session; if that fails it expires."""

@@ -13,6 +13,7 @@ from gapless.client.http import refused
 from gapless.errors import MalformedError, TooLargeError
 from gapless.protocol.block import BLOCK_OVERHEAD, BlockDecoder
 from gapless.protocol.cursor import EventId
+from gapless.protocol.media import STREAM, media_type
 from gapless.protocol.moves import Arrived, Failed, Input, StreamEnded, StreamOpened
 
 __all__ = ["DEFAULT_LIMIT", "read_stream"]
@@ -40,7 +41,7 @@ async def read_stream(
     silence after it is the machine's to notice (C8).
     """
     # A proxy that compresses may hold back what it has until there is more.
-    plain = {"Accept": "text/event-stream", "Accept-Encoding": "identity"}
+    plain = {"Accept": STREAM, "Accept-Encoding": "identity"}
     headers = {**plain, "Last-Event-ID": str(cursor), "Mcp-Client": process}
     request = client.build_request("GET", url, headers=headers, timeout=httpx2.Timeout(timeout, read=None))
     opened = False
@@ -56,8 +57,8 @@ async def read_stream(
                         break
                 put(refused(attempt, response.status_code, body, response.headers.get("retry-after")))
                 return
-            kind = response.headers.get("content-type", "").partition(";")[0].strip().lower()
-            if kind != "text/event-stream":
+            kind = media_type(response.headers)
+            if kind != STREAM:
                 put(Failed(attempt, f"the event stream is {kind or 'of no type'}"))
                 return
             opened = True

@@ -168,7 +168,7 @@ def build(log: Log, backends: BackendFactory, settings: Settings) -> Gapless:
             WebSocketRoute(f"{base}/session/{{session}}/events", session_view),
             Route(base or "/", stream_view),
             *(Route(at, Operations(sessions, access)) for at in OPERATIONS),
-            *(Route(at, Metadata(access)) for at in {METADATA, METADATA + base}),
+            *(Route(at, Metadata(sessions, access)) for at in {METADATA, METADATA + base}),
         ],
         middleware=_cross_origin(settings),
         lifespan=lifespan,

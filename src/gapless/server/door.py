@@ -33,6 +33,7 @@ from gapless.protocol.inputs import (
     Stated,
     Upgrade,
 )
+from gapless.protocol.media import JSON, STREAM, media_type
 from gapless.protocol.refusal import CLOSE_GOING_AWAY, CLOSE_UNSUPPORTED_DATA, Reason, Refusal
 from gapless.protocol.session import View
 from gapless.server.endpoint import Endpoint
@@ -40,12 +41,9 @@ from gapless.server.feed import feed
 from gapless.server.intake import message_input, message_number
 from gapless.server.live import Live, StorageFault
 from gapless.server.wire import (
-    JSON,
-    STREAM,
     RefusedRequest,
     accepts,
     body_chunks,
-    media_type,
     not_allowed,
     read_body,
     respond,

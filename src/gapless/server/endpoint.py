@@ -1,4 +1,4 @@
-"""What the endpoints of both views have in common: admission, finding the session, and refusing (§8)."""
+"""What all endpoints have in common: admission, finding the session, and refusing (§8)."""
 
 from __future__ import annotations
 
@@ -30,7 +30,7 @@ class PassedOn(Exception):
 
 
 class Endpoint(ABC):
-    """One view's endpoints, as an ASGI application. Every refusal leaves here."""
+    """Some endpoints, as an ASGI application. Every refusal leaves here."""
 
     def __init__(self, sessions: Sessions, access: Access) -> None:
         self._sessions = sessions
@@ -97,20 +97,27 @@ class Endpoint(ABC):
     async def _admit(self, scope: Scope) -> Principal:
         """Host, Origin, limits, and who is asking, in that order."""
         self._check(scope)
+        return await self._who(scope)
+
+    def _check(self, scope: Scope) -> None:
+        """Host, Origin, limits, in that order."""
+        self._check_names(scope)
+        if self._sessions.draining:
+            raise RefusedRequest(Refusal(Reason.LIMIT, "the server is shutting down"))
+
+    def _check_names(self, scope: Scope) -> None:
+        """Host and Origin, in that order."""
+        refusal = self._access.check(Headers(scope=scope))
+        if refusal is not None:
+            raise RefusedRequest(refusal)
+
+    async def _who(self, scope: Scope) -> Principal:
+        """Who is asking."""
         match await self._access.principal(scope):
             case Principal() as principal:
                 return principal
             case Challenge(refusal, headers):
                 raise RefusedRequest(refusal, headers)
-
-    def _check(self, scope: Scope) -> None:
-        """Host, Origin, limits, in that order."""
-        headers = Headers(scope=scope)
-        refusal = self._access.check(headers)
-        if refusal is not None:
-            raise RefusedRequest(refusal)
-        if self._sessions.draining:
-            raise RefusedRequest(Refusal(Reason.LIMIT, "the server is shutting down"))
 
     async def _find(
         self, scope: Scope, principal: Principal | None, token: str, view: View, elsewhere: str

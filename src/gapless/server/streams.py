@@ -14,6 +14,7 @@ from gapless.protocol.block import BLOCK_OVERHEAD
 from gapless.protocol.cursor import parse_cursor
 from gapless.protocol.inputs import Accepted, Listen, Message, Refused, Serving
 from gapless.protocol.jsonrpc import Kind, error_response, outcome_unknown
+from gapless.protocol.media import JSON, STREAM, media_type
 from gapless.protocol.refusal import Reason, Refusal
 from gapless.protocol.revisions import STREAM_VIEW, primes, requested_revision, unsupported_version
 from gapless.protocol.session import View
@@ -21,11 +22,8 @@ from gapless.server.endpoint import Endpoint
 from gapless.server.intake import message_input
 from gapless.server.live import Live
 from gapless.server.wire import (
-    JSON,
-    STREAM,
     RefusedRequest,
     accepts,
-    media_type,
     not_allowed,
     read_body,
     respond,

@@ -14,18 +14,16 @@ from starlette.types import Receive, Scope, Send
 from gapless.auth.base import Principal
 from gapless.errors import StorageError, TooLargeError
 from gapless.protocol.delivery import Delivery
+from gapless.protocol.media import JSON, STREAM
 from gapless.protocol.refusal import Reason, Refusal
 from gapless.server.feed import feed
 from gapless.server.live import Live
 
 __all__ = [
-    "JSON",
-    "STREAM",
     "ClientGoneError",
     "RefusedRequest",
     "accepts",
     "body_chunks",
-    "media_type",
     "not_allowed",
     "read_body",
     "refuse",
@@ -33,9 +31,6 @@ __all__ = [
     "respond_json",
     "serve_events",
 ]
-
-JSON: Final = "application/json"
-STREAM: Final = "text/event-stream"
 
 _LINGER: Final = 0.2
 """Seconds that a refused handshake waits for its peer to go."""
@@ -66,11 +61,6 @@ def not_allowed(method: str, allow: str) -> RefusedRequest:
     """405, with `Allow`."""
     refusal = Refusal(Reason.METHOD_NOT_ALLOWED, f"{method} is not for this endpoint")
     return RefusedRequest(refusal, {"Allow": allow})
-
-
-def media_type(headers: Headers) -> str:
-    """The request's content type, without parameters, lower case."""
-    return headers.get("content-type", "").partition(";")[0].strip().lower()
 
 
 def accepts(headers: Headers, *types: str) -> bool:
