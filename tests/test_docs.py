@@ -6,10 +6,13 @@ import ast
 import re
 import subprocess
 import sys
+from dataclasses import fields
 from pathlib import Path
 
 import pytest
 
+from gapless.protocol.refusal import Reason, Refusal
+from gapless.protocol.settings import Limits
 from tools import cli, diagrams
 
 ROOT = Path(__file__).resolve().parent.parent
@@ -90,6 +93,21 @@ def test_every_row_of_the_promises_names_a_test_or_a_command() -> None:
     rows = [line for line in page.splitlines() if line.startswith("| ") and not line.startswith("| promise")]
     assert rows
     assert [row for row in rows if not _TEST.search(row) and "`make " not in row] == []
+
+
+def test_the_table_of_limits_has_each_with_its_default() -> None:
+    page = (ROOT / "docs" / "reference" / "limits.md").read_text(encoding="utf-8")
+    rows = dict(re.findall(r"^\| `(\w+)` \| (\S+) \|", page, re.MULTILINE))
+    expected = {
+        field.name: f"{field.default:g}" if isinstance(field.default, float) else str(field.default)
+        for field in fields(Limits)
+    }
+    assert rows == expected
+    told = set(re.findall(r"`([a-z-]+)` \((\d{3})", page))
+    assert told
+    assert {(reason, int(status)) for reason, status in told} <= {
+        (reason.value, Refusal(reason, "", own=own).status) for reason in Reason for own in (False, True)
+    }
 
 
 def test_the_layout_in_the_architecture_names_every_module() -> None:

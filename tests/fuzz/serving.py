@@ -45,6 +45,8 @@ class _Answering(Backend):
 
 
 class _Backends:
+    spawns = False
+
     async def start(self) -> None:
         pass
 

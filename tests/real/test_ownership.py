@@ -336,6 +336,6 @@ async def test_no_run_is_run_twice_and_no_event_is_lost_whoever_owns_the_session
 @pytest.mark.timeout(1800)
 @pytest.mark.rule("N1", "N2", "S1", "S5", "S6")
 @pytest.mark.parametrize("servers", [2, 3])
-async def test_sixty_rounds_of_it(tmp_path: Path, servers: int, tally: Tally) -> None:
+async def test_forty_rounds_of_it(tmp_path: Path, servers: int, tally: Tally) -> None:
     rng = random.Random(f"ownership {servers}")
-    tally(await fight(tmp_path, rng, servers, strikes(rng, 60, servers)), f"{servers} servers")
+    tally(await fight(tmp_path, rng, servers, strikes(rng, 40, servers)), f"{servers} servers")

@@ -14,7 +14,8 @@ from collections import deque
 from collections.abc import Awaitable, Callable, Mapping
 from contextlib import suppress
 from dataclasses import dataclass, field
-from typing import Any, Final, TypeVar
+from functools import partial
+from typing import Any, Final, TypeVar, cast
 
 import hypercorn
 import hypercorn.asyncio
@@ -26,7 +27,7 @@ from websockets.typing import Subprotocol
 
 from gapless.auth.base import Verifier
 from gapless.backends.base import Backend, Sink
-from gapless.cli.handshakes import Handshakes
+from gapless.cli.connections import Handshakes, Requests
 from gapless.errors import BackendError, StorageError
 from gapless.log.base import Entry, Log, OwnerId, SessionKey, Write
 from gapless.log.memory import MemoryLog
@@ -135,6 +136,8 @@ class Scripted(Backend):
 
 class ScriptedBackends:
     """Opens scripted backends. `gate` holds back what they are sent, `failure` is raised instead."""
+
+    spawns = False
 
     def __init__(self) -> None:
         self.gate = asyncio.Event()
@@ -768,9 +771,10 @@ class Uvicorn:
     """uvicorn as the command runs it, started and stopped without its half-second of ticks."""
 
     def __init__(self, app: Any, sock: socket.socket) -> None:
+        limits = app.sessions.limits if isinstance(app, Gapless) else Limits()
         config = uvicorn.Config(
             app,
-            http="httptools",
+            http=cast("Any", partial(Requests, limits, limits.max_connections)),
             ws=Handshakes,
             lifespan="on",
             log_config=None,

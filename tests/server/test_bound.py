@@ -11,7 +11,7 @@ import pytest
 
 from gapless.protocol.cursor import START
 from gapless.protocol.inputs import Handshake, Listen, Refused, Serving
-from gapless.protocol.refusal import Reason
+from gapless.protocol.refusal import Reason, Refusal
 from gapless.protocol.session import View
 from tests.server.harness import (
     Answer,
@@ -378,7 +378,9 @@ async def test_the_door_can_be_passed_again_and_again(server: Server) -> None:
 @pytest.mark.rule("B6")
 async def test_a_socket_that_is_being_bound_this_very_moment_is_probed_and_not_robbed(server: Server) -> None:
     """Its handshake is committed, its loops do not run yet: whoever asks now has to wait for them."""
-    _, live = await server.app.sessions.open(View.SESSION, "anonymous")
+    opened = await server.app.sessions.open(View.SESSION, "anonymous")
+    assert not isinstance(opened, Refusal)
+    _, live = opened
     socket = live.connection()
     (bound,) = await live.put(Handshake(socket, await live.cursor(START), None, "nonce", "/url"))
     assert isinstance(bound, Serving)

@@ -16,7 +16,7 @@ import pytest
 from gapless.log.sqlite import SqliteLog
 from gapless.protocol.inputs import Emitted
 from gapless.protocol.jsonrpc import peek
-from gapless.protocol.refusal import Reason
+from gapless.protocol.refusal import Reason, Refusal
 from gapless.protocol.session import View
 from gapless.protocol.settings import Limits
 from gapless.server import sessions as module
@@ -50,7 +50,9 @@ async def sessions_on(log: SqliteLog) -> AsyncGenerator[Sessions]:
 
 async def live_and_end(sessions: Sessions) -> None:
     """A session's life: opened, some events, ended."""
-    _, live = await sessions.open(View.SESSION, "anonymous")
+    opened = await sessions.open(View.SESSION, "anonymous")
+    assert not isinstance(opened, Refusal)
+    _, live = opened
     for text in ("a" * 500, "b" * 500):
         data = encode(note("notifications/message", data=text))
         await live.put(Emitted(data, peek(data)))

@@ -711,7 +711,7 @@ async def test_a_request_whose_owner_goes_before_it_answers_can_be_served_by_ano
 
     async def instead(scope: Scope, receive: Receive, send: Send) -> None:
         assert RELAYED not in scope
-        held.append(await read_body(receive, LIMIT))
+        held.append(await read_body(receive, LIMIT, 30.0))
         await respond(send, 202, b"")
 
     server, passing = await apart(serve, instead=instead, log=log)
@@ -825,7 +825,7 @@ async def test_a_body_too_large_to_be_kept_is_refused_503_if_the_owner_goes(serv
     passing.limit = 200_000
     asking = asyncio.create_task(server.ask("POST", "/", JSON, "x" * 200_000))
     _, receive, _ = await owner.asked()
-    await read_body(receive, 2**20)
+    await read_body(receive, 2**20, 30.0)
     await passing.doorway.close()
     answer = await asking
     assert answer.reason == (503, "limit")
@@ -835,7 +835,7 @@ async def test_a_body_too_large_to_be_kept_is_refused_503_if_the_owner_goes(serv
 @pytest.mark.rule("N1")
 async def test_a_body_too_large_to_be_kept_is_served_if_the_owner_stays(serve: Serve) -> None:
     async def reading(scope: Scope, receive: Receive, send: Send) -> None:
-        await respond(send, 200, b"%d" % len(await read_body(receive, 2**24)))
+        await respond(send, 200, b"%d" % len(await read_body(receive, 2**24, 30.0)))
 
     server, passing = await apart(serve, reading)
     passing.limit = 10

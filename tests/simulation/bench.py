@@ -26,6 +26,8 @@ class Bench:
         wrong: called with what must not be.
     """
 
+    spawns = False
+
     def __init__(self, ledger: Ledger, wrong: Any) -> None:
         self.ledger = ledger
         self.wrong = wrong

@@ -11,7 +11,7 @@ SHARE: Final = 50
 
 
 def pytest_addoption(parser: pytest.Parser) -> None:
-    parser.addoption("--seeds", type=int, default=800, help="how many seeds tests/simulation runs")
+    parser.addoption("--seeds", type=int, default=600, help="how many seeds tests/simulation runs")
     parser.addoption("--seed", type=int, default=0, help="the first of them")
 
 

@@ -5,9 +5,9 @@ from __future__ import annotations
 from abc import ABC, abstractmethod
 from collections.abc import Awaitable, Callable, Sequence
 from dataclasses import dataclass
-from typing import Literal
+from typing import Final, Literal
 
-__all__ = ["Denial", "DeniedError", "Principal", "Revoke", "Verifier"]
+__all__ = ["ANONYMOUS", "Denial", "DeniedError", "Principal", "Revoke", "Verifier"]
 
 Denial = Literal["invalid_token", "insufficient_scope"]
 """Why a token does not do, as RFC 6750 §3.1 has it."""
@@ -27,6 +27,10 @@ class Principal:
 
     name: str
     expires: float | None = None
+
+
+ANONYMOUS: Final = Principal("anonymous")
+"""Everybody, where nobody is asked."""
 
 
 class DeniedError(Exception):

@@ -53,6 +53,9 @@ class Backend(ABC):
 class BackendFactory(Protocol):
     """Opens backends; one is shared by all sessions of a server."""
 
+    spawns: bool
+    """Whether each session has a process of its own."""
+
     async def start(self) -> None:
         """Enter whatever all sessions share (an in-process server's lifespan), once."""
         ...

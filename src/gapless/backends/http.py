@@ -40,6 +40,8 @@ class HttpBackends:
         UsageError: `url` is none, or holds a password; or a header is none, or one that the transport sets.
     """
 
+    spawns = False
+
     def __init__(
         self,
         url: str,

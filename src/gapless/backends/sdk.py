@@ -53,6 +53,8 @@ class SdkBackends:
         UsageError: `server` is neither an `MCPServer` nor a low-level `Server`.
     """
 
+    spawns = False
+
     def __init__(self, server: object) -> None:
         self._server = _low_level(server)
         self._leave = asyncio.Event()

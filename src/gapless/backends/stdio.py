@@ -58,6 +58,8 @@ class StdioBackends:
         UsageError: `command` is empty.
     """
 
+    spawns = True
+
     def __init__(
         self,
         command: Sequence[str],

@@ -11,6 +11,7 @@ from gapless.cli.access import TOKEN_EXAMPLES, token
 from gapless.cli.audit import AUDIT_EXAMPLES, audit_log
 from gapless.cli.bridge import BRIDGE_EXAMPLES, bridge
 from gapless.cli.call import CALL_EXAMPLES, call
+from gapless.cli.config import ENVIRONMENT
 from gapless.cli.log import log
 from gapless.cli.output import examples, fail, options
 from gapless.cli.serve import SERVE_EXAMPLES, serve
@@ -49,7 +50,7 @@ def gapless(
     options.debug = debug
 
 
-app.command(epilog=SERVE_EXAMPLES)(serve)
+app.command(epilog=SERVE_EXAMPLES, context_settings=ENVIRONMENT)(serve)
 app.command(epilog=CALL_EXAMPLES)(call)
 app.command(epilog=BRIDGE_EXAMPLES)(bridge)
 app.add_typer(sessions)

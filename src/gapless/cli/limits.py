@@ -16,7 +16,7 @@ from gapless.protocol.settings import Limits
 
 __all__ = ["some_limits", "with_limits"]
 
-_HELP: Final = {
+_SERVED: Final = {
     "max_message_bytes": "The largest message, either way.",
     "retain_events": "How many events are kept of a session.",
     "retain_bytes": "How many bytes of events are kept of a session.",
@@ -29,6 +29,22 @@ _HELP: Final = {
     "tombstone": "How long it is told why a session ended.",
     "lease": "How long this process may show no life before another one on the log takes its sessions.",
 }
+_TAKEN: Final = {
+    "max_inbox": "How many messages of a session may wait for its MCP server.",
+    "max_requests": "How many requests of a session may be in flight.",
+    "max_session_connections": "How many event streams and WebSockets a session may have.",
+    "max_upgrades_per_minute": "How often a session may try to move to a WebSocket.",
+    "max_sessions": "How many sessions there may be.",
+    "max_principal_sessions": "How many of them one principal may have; anonymous has them all.",
+    "max_children": "How many stdio servers may run, one for each session.",
+    "max_connections": "How many TCP connections there may be; as many as three quarters of the descriptors.",
+    "max_header_bytes": "The largest request line and headers.",
+    "max_url_bytes": "The longest URL.",
+    "header_timeout": "How long a connection may take to send a request's headers.",
+    "body_timeout": "How long a body may take; each KiB that comes earns a second of that back.",
+}
+_HELP: Final = _SERVED | _TAKEN
+_UNITS: Final = {"max_inbox": "messages", "max_upgrades_per_minute": "attempts"}
 
 
 def with_limits(command: Callable[..., None]) -> Callable[..., None]:
@@ -62,13 +78,13 @@ def _option(name: str, default: Any) -> inspect.Parameter:
     elif name.endswith("bytes"):
         unit, also = "bytes", f" = {size(default)}"
     else:
-        unit, also = "events", ""
+        unit, also = _UNITS.get(name, name.rpartition("_")[2]), ""
     option = typer.Option(
         help=f"{_HELP[name]} [dim]\\[default: {default:.10g}{also}][/dim]",
         metavar=f"<{unit}>",
         show_default=False,
         callback=_positive,
-        rich_help_panel="Limits and timers",
+        rich_help_panel="What is taken on" if name in _TAKEN else "Limits and timers",
     )
     return inspect.Parameter(
         name, inspect.Parameter.KEYWORD_ONLY, default=default, annotation=Annotated[type(default), option]

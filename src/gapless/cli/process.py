@@ -6,23 +6,26 @@ import asyncio
 import errno
 import logging
 import os
+import resource
 import signal
 import socket
 import threading
 import time
 from collections.abc import Callable, Generator
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from dataclasses import dataclass
+from functools import partial
 from types import FrameType
-from typing import Final, Literal
+from typing import Any, Final, Literal
 
 import uvicorn
 
-from gapless.cli.handshakes import Handshakes
+from gapless.cli.connections import Handshakes, Requests
 from gapless.cli.loop import loop_factory
 from gapless.errors import GaplessError, UsageError
 from gapless.protocol.block import BLOCK_OVERHEAD
 from gapless.protocol.refusal import CLOSE_RESTART
+from gapless.protocol.settings import Limits
 from gapless.server.app import Gapless
 from gapless.server.observer import JsonLines
 
@@ -118,11 +121,24 @@ class _Server(uvicorn.Server):
         yield
 
 
+def _requests(limits: Limits) -> Any:
+    """Takes connections, as many as there are descriptors for: the log and MCP servers need some, too."""
+    held, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
+    wanted = limits.max_connections * 4 // 3
+    if held != resource.RLIM_INFINITY and held < wanted:
+        more = wanted if hard == resource.RLIM_INFINITY else min(wanted, hard)
+        with suppress(ValueError, OSError):
+            resource.setrlimit(resource.RLIMIT_NOFILE, (more, hard))
+            held = more
+        wanted = held
+    return partial(Requests, limits, wanted * 3 // 4)
+
+
 async def _serve(app: Gapless, listening: socket.socket, started: Callable[[], None], manner: Manner) -> None:
     server = _Server(
         uvicorn.Config(
             app,
-            http="httptools",
+            http=_requests(app.sessions.limits),
             ws=Handshakes,
             # ASGI cannot tell of pongs: our own probes and keep-alives do what pings are for.
             ws_ping_interval=None,

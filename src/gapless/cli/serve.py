@@ -12,6 +12,7 @@ from typing import TYPE_CHECKING, Annotated, Final, Literal
 import typer
 
 from gapless.cli.access import ACCESS, Audience, Issuer, Jwks, Scopes, Tokens, guarded, verifier
+from gapless.cli.config import Config, configured
 from gapless.cli.headers import read_headers
 from gapless.cli.limits import with_limits
 from gapless.cli.output import examples, say
@@ -38,6 +39,7 @@ _UPSTREAM: Final = "Upstream"
 _SEEN: Final = "What is seen"
 
 
+@configured
 @with_limits
 def serve(
     target: Annotated[
@@ -142,6 +144,7 @@ def serve(
     log_format: Annotated[
         Literal["text", "json"], typer.Option(help="json is one object a line.", rich_help_panel=_SEEN)
     ] = "text",
+    config: Config = None,
     limits: Limits,
 ) -> None:
     """Serve an MCP server so that its sessions survive their connections.

@@ -56,6 +56,9 @@ class Reason(StrEnum):
     MESSAGE_CONFLICT = "message-conflict"
     UPGRADE_UNAVAILABLE = "upgrade-unavailable"
     TOO_LARGE = "too-large"
+    URL_TOO_LONG = "url-too-long"
+    HEADERS_TOO_LARGE = "headers-too-large"
+    REQUEST_TIMEOUT = "request-timeout"
     LIMIT = "limit"
     STORAGE = "storage"
 
@@ -118,6 +121,9 @@ _TABLE: Final[dict[Reason, Row]] = {
     Reason.MESSAGE_CONFLICT: Row(409, None, Action.FAIL),
     Reason.UPGRADE_UNAVAILABLE: Row(426, None, Action.CLOSE_DOOR),
     Reason.TOO_LARGE: Row(413, 1009, Action.FAIL),
+    Reason.URL_TOO_LONG: Row(414, None, Action.FAIL),
+    Reason.HEADERS_TOO_LARGE: Row(431, None, Action.FAIL),
+    Reason.REQUEST_TIMEOUT: Row(408, None, Action.RETRY),
     Reason.LIMIT: Row(503, 1013, Action.RETRY),
     Reason.STORAGE: Row(503, 1013, Action.RETRY),
 }
@@ -151,7 +157,8 @@ _CODE: Final = -32000
 class Refusal:
     """One refusal, on its way to a response, a denial or a close.
 
-    `committed`, `floor` and `received` describe the server and are bare integers (C2).
+    `committed`, `floor` and `received` describe the server and are bare integers (C2). `own` says of a
+    `limit` that it is the client's own share that is used up, which is 429.
     """
 
     reason: Reason
@@ -159,6 +166,12 @@ class Refusal:
     committed: int | None = None
     floor: int | None = None
     received: int | None = None
+    own: bool = False
+
+    @property
+    def status(self) -> int:
+        """The status of the response that says so."""
+        return 429 if self.own else self.row.status
 
     @property
     def row(self) -> Row:
@@ -178,9 +191,9 @@ class Refusal:
         data["action"] = self.row.action.value
         return {"code": _CODE, "message": self.message, "data": data}
 
-    def body(self) -> bytes:
-        """The refusal as a response body."""
-        return msgspec.json.encode({"jsonrpc": "2.0", "id": None, "error": self.error()})
+    def body(self, id: int | str | None = None) -> bytes:
+        """The refusal as a response body: an error, of the request of that ID if there is one."""
+        return msgspec.json.encode({"jsonrpc": "2.0", "id": id, "error": self.error()})
 
 
 def read_refusal(body: bytes) -> Refusal | None:

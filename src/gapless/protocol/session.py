@@ -38,6 +38,7 @@ from gapless.protocol.inputs import (
     Message,
     Offered,
     Probing,
+    Problem,
     Refused,
     Revive,
     Serving,
@@ -189,9 +190,10 @@ class Session:
             return False
         return now - self.idle_since >= self.limits.session_expiry
 
-    def refusal(self, reason: Reason, message: str) -> Refused:
+    def refusal(self, reason: Reason, message: str, *, own: bool = False) -> Refused:
         """A refusal that states where the server is, in bare integers (C2)."""
-        return Refused(Refusal(reason, message, self.outbox.committed, self.outbox.floor, self.inbox.durable))
+        committed, floor, received = self.outbox.committed, self.outbox.floor, self.inbox.durable
+        return Refused(Refusal(reason, message, committed, floor, received, own))
 
     def ended(self) -> Refused | None:
         """The refusal of a session that is over, on every endpoint (B4)."""
@@ -316,8 +318,11 @@ class Session:
             refused = self.refusal(Reason.DUPLICATE_ID, text)
             self._refuse_on(connection, input, refused, number)
             return [refused]
+        if problem is None and envelope is not None and self._asks_too_much(envelope):
+            text = f"{self.limits.max_requests} requests of this session are in flight"
+            problem = Problem(Reason.LIMIT, text, envelope)
         if problem is not None:
-            return self._take_problem(input, connection, now)
+            return self._take_problem(problem, input, connection, now)
         number = self._record(input, input.data)
         if envelope is None:
             return [Accepted(number)]  # a placeholder: recorded, runs nothing (L6)
@@ -337,16 +342,21 @@ class Session:
         self.carried.waiting.append(Waiting(number, input.data, envelope))
         return hand_over(self) + effects
 
-    def _take_problem(self, input: Message, connection: Delivery | None, now: float) -> list[Effect]:
+    def _asks_too_much(self, envelope: Envelope) -> bool:
+        return envelope.kind is Kind.REQUEST and len(self.inbox.open) >= self.limits.max_requests
+
+    def _take_problem(
+        self, problem: Problem, input: Message, connection: Delivery | None, now: float
+    ) -> list[Effect]:
         """A message refused under a valid number uses the number; its error is an event (L6)."""
-        problem = input.problem
-        assert problem is not None
-        refused = self.refusal(problem.reason, problem.message)
+        over = problem.reason is Reason.LIMIT
+        refused = self.refusal(problem.reason, problem.message, own=over)
         if self.view is View.SESSION:
             self._record(input, b"")
             request = problem.request
             if request is not None and request.id not in self.inbox.open:
-                error = error_response(request.id, -32600, problem.message, {"reason": problem.reason.value})
+                code = -32000 if over else -32600
+                error = error_response(request.id, code, problem.message, {"reason": problem.reason.value})
                 self.append(0, "message", error, now)
             self._refuse_on(connection, input, refused, self.inbox.received)
         return [refused]

@@ -10,7 +10,10 @@ __all__ = ["Limits"]
 
 @dataclass(frozen=True, slots=True)
 class Limits:
-    """Limits in bytes or events, timers in seconds. Advertised when a session is opened."""
+    """Sizes in bytes, counts, and timers in seconds, of a session and of the process that serves it.
+
+    What a client has to know of them is advertised when a session is opened.
+    """
 
     max_message_bytes: int = 4 * 1024 * 1024
     """The JSON text of one message, either way (W5)."""
@@ -39,7 +42,29 @@ class Limits:
     retry: float = 1.0
     """The `retry:` of the stream view's event streams (C6), whose clients give up after two failures."""
     max_inbox: int = 1024
-    """Accepted messages that wait for the backend; above it `limit`."""
+    """Accepted messages of a session that wait for the backend; while there are that many, `limit`."""
+    max_requests: int = 1024
+    """Requests of a session that are not settled; one more is answered with `limit`, and runs nothing."""
+    max_session_connections: int = 1024
+    """Event streams and sockets of a session at a time."""
+    max_upgrades_per_minute: int = 600
+    """Attempts to pass a session's door: offers and handshakes. As many at once, the rest in their time."""
+    max_sessions: int = 10_000
+    """Sessions that a process opens, of those that are not over."""
+    max_principal_sessions: int = 1_000
+    """The same for one principal; `anonymous`, who may be everybody, has them all."""
+    max_children: int = 1_000
+    """Processes of a stdio server, one for each session."""
+    max_connections: int = 20_000
+    """TCP connections at a time, and never more than three quarters of the process's descriptors."""
+    max_header_bytes: int = 32 * 1024
+    """The request line and the headers."""
+    max_url_bytes: int = 8 * 1024
+    """The request line's URL."""
+    header_timeout: float = 10.0
+    """How long a connection may take to send a request's headers, its handshake's too."""
+    body_timeout: float = 30.0
+    """How long a body may take; each KiB of it that comes earns a second of that back."""
 
     def advertised_limits(self) -> dict[str, Any]:
         """The `limits` object of the protocol."""

@@ -11,12 +11,11 @@ from urllib.parse import urlsplit
 from starlette.datastructures import Headers
 from starlette.types import Scope
 
-from gapless.auth.base import Denial, DeniedError, Principal, Verifier
+from gapless.auth.base import ANONYMOUS, Denial, DeniedError, Principal, Verifier
 from gapless.protocol.refusal import Reason, Refusal
 
-__all__ = ["ANONYMOUS", "LOOPBACK", "METADATA", "Access", "Challenge"]
+__all__ = ["LOOPBACK", "METADATA", "Access", "Challenge"]
 
-ANONYMOUS: Final = Principal("anonymous")
 """The principal where nobody is authenticated: then the token in the path is the only secret."""
 
 METADATA: Final = "/.well-known/oauth-protected-resource"

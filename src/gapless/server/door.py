@@ -45,7 +45,6 @@ from gapless.server.wire import (
     accepts,
     body_chunks,
     not_allowed,
-    read_body,
     respond,
     respond_json,
     serve_events,
@@ -103,8 +102,8 @@ class SessionView(Endpoint):
         if scope["method"] != "POST":
             raise not_allowed(scope["method"], "POST")
         with suppress(TooLargeError):  # the body says nothing so far; whatever is in it is ignored
-            await read_body(receive, _SMALL_BODY)
-        token, live = await self._sessions.open(View.SESSION, principal.name)
+            await self._body(receive, _SMALL_BODY)
+        token, live = await self._open_session(View.SESSION, principal)
         location = f"{_quoted(scope)}/{token}"
         body = {
             "session": token,
@@ -138,7 +137,7 @@ class SessionView(Endpoint):
     async def _one(self, live: Live, process: str | None, headers: Headers, receive: Receive) -> Effect:
         limit = self._limits.max_message_bytes
         try:
-            data = await read_body(receive, limit + BLOCK_OVERHEAD)
+            data = await self._body(receive, limit + BLOCK_OVERHEAD)
         except TooLargeError as error:
             # Not read whole, so it uses no number: the client sends a placeholder (L6).
             return live.machine.refusal(Reason.TOO_LARGE, str(error))
@@ -150,7 +149,7 @@ class SessionView(Endpoint):
         decoder = BlockDecoder(self._limits.max_message_bytes + BLOCK_OVERHEAD)
         effect: Effect | None = None
         try:
-            async for chunk in body_chunks(receive):
+            async for chunk in body_chunks(receive, self._limits.body_timeout):
                 # Line by line: a block that cannot be decoded costs none that came before it.
                 for line in chunk.splitlines(keepends=True):
                     for block in decoder.feed(line):
@@ -186,7 +185,7 @@ class SessionView(Endpoint):
         if "ticket" in query or "sec-websocket-key" in headers:
             text = "this was a WebSocket handshake when it was sent: something on the way eats upgrades"
             raise RefusedRequest(live.machine.refusal(Reason.UPGRADE_UNAVAILABLE, text).refusal)  # U6
-        match _answer(await live.ask(Listen(live.connection(), cursor))):
+        match _answer(await live.ask(Listen(self._connection(live), cursor))):
             case Serving(delivery):
                 await serve_events(live, delivery, principal, receive, send)
             case Ending(block):
@@ -223,7 +222,7 @@ class SessionView(Endpoint):
         if media_type(Headers(scope=scope)) != JSON:
             raise RefusedRequest(live.machine.refusal(Reason.UNSUPPORTED_MEDIA_TYPE, f"send {JSON}").refusal)
         try:
-            return msgspec.json.decode(await read_body(receive, _SMALL_BODY), type=dict[str, Any])
+            return msgspec.json.decode(await self._body(receive, _SMALL_BODY), type=dict[str, Any])
         except TooLargeError as error:
             raise RefusedRequest(live.machine.refusal(Reason.TOO_LARGE, str(error)).refusal) from None
         except (msgspec.DecodeError, UnicodeDecodeError, RecursionError) as error:
@@ -241,6 +240,7 @@ class SessionView(Endpoint):
     async def _upgrade(
         self, live: Live, principal: Principal, scope: Scope, receive: Receive, send: Send
     ) -> None:
+        self._pass_door(live)
         body = await self._json(live, scope, receive)
         stated, nonce = self._string(live, body, "cursor"), self._string(live, body, "negotiation")
         if not nonce or len(nonce) > 128:
@@ -269,6 +269,7 @@ class SessionView(Endpoint):
     ) -> None:
         headers, query = Headers(scope=scope), QueryParams(scope["query_string"])
         await receive()  # websocket.connect
+        self._pass_door(live)
         stated = query.get("cursor") or headers.get("last-event-id")
         if stated is None:
             text = "a handshake states the client's own cursor: Last-Event-ID, or cursor= in the query"
@@ -278,7 +279,7 @@ class SessionView(Endpoint):
             text = f"offer the subprotocol {SUBPROTOCOL}"
             raise RefusedRequest(live.machine.refusal(Reason.UPGRADE_UNAVAILABLE, text).refusal)
         asked = Handshake(
-            live.connection(), cursor, query.get("ticket"), secrets.token_urlsafe(12), _quoted(scope)
+            self._connection(live), cursor, query.get("ticket"), secrets.token_urlsafe(12), _quoted(scope)
         )
         match _answer(await live.ask(asked)):
             case Serving(delivery, committed):

@@ -4,19 +4,21 @@ from __future__ import annotations
 
 import asyncio
 from abc import ABC, abstractmethod
+from math import ceil
 
 from starlette.datastructures import Headers
 from starlette.types import Receive, Scope, Send
 
 from gapless.auth.base import Principal
 from gapless.errors import StorageError
+from gapless.protocol.delivery import ConnectionId
 from gapless.protocol.refusal import Reason, Refusal
 from gapless.protocol.session import View
 from gapless.server.access import Access, Challenge
 from gapless.server.live import Live, StorageFault
 from gapless.server.relay import RELAYED, pass_on
 from gapless.server.sessions import Elsewhere, Sessions
-from gapless.server.wire import ClientGoneError, RefusedRequest, refuse
+from gapless.server.wire import ClientGoneError, RefusedRequest, read_body, refuse
 
 __all__ = ["Endpoint"]
 
@@ -46,7 +48,7 @@ class Endpoint(ABC):
                 await self._pass_on(elsewhere.to, scope, receive, send)
         except RefusedRequest as error:
             self._sessions.observer.refused(error.refusal.reason)
-            await refuse(scope, receive, send, error.refusal, error.headers)
+            await refuse(scope, receive, send, error.refusal, error.headers, error.id)
         except (StorageFault, StorageError) as error:
             self._sessions.observer.refused(Reason.STORAGE)
             await refuse(scope, receive, send, Refusal(Reason.STORAGE, str(error)))
@@ -118,6 +120,32 @@ class Endpoint(ABC):
                 return principal
             case Challenge(refusal, headers):
                 raise RefusedRequest(refusal, headers)
+
+    def _connection(self, live: Live) -> ConnectionId:
+        """A number for a new connection of a session that has room for it."""
+        most = self._limits.max_session_connections
+        if len(live.machine.connections) >= most:
+            text = f"this session has {most} connections"
+            raise RefusedRequest(live.machine.refusal(Reason.LIMIT, text, own=True).refusal)
+        return live.connection()
+
+    def _pass_door(self, live: Live) -> None:
+        """Count an attempt to upgrade a session, unless there were too many of late."""
+        wait = live.upgrades.take(live.clock())
+        if wait:
+            text = f"more than {self._limits.max_upgrades_per_minute} attempts to upgrade within a minute"
+            refusal = live.machine.refusal(Reason.LIMIT, text, own=True).refusal
+            raise RefusedRequest(refusal, {"Retry-After": str(ceil(wait))})
+
+    async def _body(self, receive: Receive, most: int) -> bytes:
+        """The whole body; see `read_body`."""
+        return await read_body(receive, most, self._limits.body_timeout)
+
+    async def _open_session(self, view: View, principal: Principal) -> tuple[str, Live]:
+        opened = await self._sessions.open(view, principal.name)
+        if isinstance(opened, Refusal):
+            raise RefusedRequest(opened)
+        return opened
 
     async def _find(
         self, scope: Scope, principal: Principal | None, token: str, view: View, elsewhere: str

@@ -50,6 +50,7 @@ from gapless.protocol.refusal import CLOSE_RESTART, CLOSE_UNAUTHENTICATED, Reaso
 from gapless.protocol.session import Commit, Session
 from gapless.server.lease import Lease
 from gapless.server.observer import Observer
+from gapless.server.rate import Rate
 
 __all__ = ["Live", "StorageFault", "as_write"]
 
@@ -118,6 +119,7 @@ class Live:
         self._closing: set[asyncio.Task[None]] = set()
         self._reviving: asyncio.Task[None] | None = None
         self._overdue: asyncio.TimerHandle | None = None
+        self.upgrades = Rate(machine.limits.max_upgrades_per_minute, self.clock())
         self.stale = False
         self.failing = False
         """Whether the log refuses what is to be written."""
@@ -144,8 +146,8 @@ class Live:
         """A refusal says where the server is when it is told: by then what its input changed is durable."""
         if not isinstance(effect, Refused):
             return effect
-        reason, message = effect.refusal.reason, effect.refusal.message
-        return self.machine.refusal(reason, message)
+        told = effect.refusal
+        return self.machine.refusal(told.reason, told.message, own=told.own)
 
     async def ask(self, input: Asking) -> list[Effect]:
         """Put in a question whose answer may depend on a bound socket, probing that if need be (B6)."""

@@ -7,12 +7,14 @@ import hashlib
 import logging
 import secrets
 import time
+from collections import Counter
 from collections.abc import Awaitable, Callable, Iterable
 from contextlib import suppress
 from dataclasses import dataclass, replace
 from functools import partial
 from typing import Final
 
+from gapless.auth.base import ANONYMOUS
 from gapless.backends.base import BackendFactory
 from gapless.errors import ConflictError, StorageError
 from gapless.log.base import Log, Owner, OwnerId, SessionKey, Stored
@@ -58,6 +60,7 @@ class Sessions:
         self.limits = limits
         self.observer = observer or Observer()
         self._live: dict[SessionKey, Live] = {}
+        self._opening = Counter[str]()
         self._loading: dict[SessionKey, asyncio.Task[Live | Elsewhere | None]] = {}
         self._orphans: dict[SessionKey, float] = {}
         self._leaving: set[asyncio.Task[None]] = set()
@@ -136,21 +139,49 @@ class Sessions:
         for live in self._live.values():
             live.expel(code, retry=live.machine.limits.retry)
 
-    async def open(self, view: View, principal: str) -> tuple[str, Live]:
-        """Open a session; its token is told once and stored only as a hash (§9).
+    async def open(self, view: View, principal: str) -> tuple[str, Live] | Refusal:
+        """Open a session, or say why not; its token is told once and stored only as a hash (§9).
 
         Raises:
             StorageError: the log could not take it.
         """
+        full = self._full(principal)
+        if full is not None:
+            return full
         token = secrets.token_urlsafe(32)
         key = _key(token)
         link = Link(secrets.token_bytes(LINK_BYTES))
         now = asyncio.get_running_loop().time()
         machine = Session(view, link, self.limits, self.log.durability.value, now)
-        await self.log.create(key, write_record(machine, principal, None), link, self.lease.id)
+        self._opening[principal] += 1
+        try:
+            await self.log.create(key, write_record(machine, principal, None), link, self.lease.id)
+        finally:
+            self._opening[principal] -= 1
         live = self._live[key] = self._serve(key, principal, machine)
         self.observer.turned(Turn.OPENED, live.name, machine)
         return token, live
+
+    def _full(self, principal: str) -> Refusal | None:
+        """Why no more sessions are opened, if so; those of a process that is gone are never refused."""
+        limits = self.limits
+        most, things = limits.max_sessions, "sessions"
+        if self.backends.spawns and limits.max_children < most:
+            most, things = limits.max_children, "MCP servers"
+        if self._count() >= most:
+            return Refusal(Reason.LIMIT, f"this server runs {most} {things}")
+        most = limits.max_principal_sessions
+        if principal != ANONYMOUS.name and self._count(principal) >= most:
+            return Refusal(Reason.LIMIT, f"{most} sessions of this principal are open", own=True)
+        return None
+
+    def _count(self, principal: str | None = None) -> int:
+        """Sessions that are not over, of anybody or of one principal."""
+        lives = self._live.values()
+        opening = self._opening.total() if principal is None else self._opening[principal]
+        return opening + sum(
+            live.machine.reason is None and principal in (None, live.principal) for live in lives
+        )
 
     async def find(self, token: str, principal: str | None) -> Live | Elsewhere | Refusal:
         """The session behind a token, or why there is none: another principal's is as none (§9).

@@ -13,7 +13,7 @@ from gapless.errors import MalformedError, TooLargeError
 from gapless.protocol.block import BLOCK_OVERHEAD
 from gapless.protocol.cursor import parse_cursor
 from gapless.protocol.inputs import Accepted, Listen, Message, Refused, Serving
-from gapless.protocol.jsonrpc import Kind, error_response, outcome_unknown
+from gapless.protocol.jsonrpc import Kind, outcome_unknown
 from gapless.protocol.media import JSON, STREAM, media_type
 from gapless.protocol.refusal import Reason, Refusal
 from gapless.protocol.revisions import STREAM_VIEW, primes, requested_revision, unsupported_version
@@ -25,7 +25,6 @@ from gapless.server.wire import (
     RefusedRequest,
     accepts,
     not_allowed,
-    read_body,
     respond,
     serve_events,
 )
@@ -69,7 +68,7 @@ class StreamView(Endpoint):
 
     async def _give_up(self, receive: Receive, send: Send) -> None:
         """A message here has no number (L6): the owner that is gone may have run it, so nobody does again."""
-        data = await read_body(receive, self._limits.max_message_bytes + BLOCK_OVERHEAD)
+        data = await self._body(receive, self._limits.max_message_bytes + BLOCK_OVERHEAD)
         envelope = message_input(data, self._limits.max_message_bytes).envelope
         why = "the process that served this session is gone"
         if envelope is None or envelope.kind is not Kind.REQUEST:
@@ -91,23 +90,35 @@ class StreamView(Endpoint):
             raise RefusedRequest(Refusal(Reason.UNSUPPORTED_MEDIA_TYPE, f"send {JSON}"))
         limit = self._limits.max_message_bytes
         try:
-            data = await read_body(receive, limit + BLOCK_OVERHEAD)
+            data = await self._body(receive, limit + BLOCK_OVERHEAD)
         except TooLargeError as error:
             raise RefusedRequest(Refusal(Reason.TOO_LARGE, str(error))) from None
         looked = message_input(data, limit)
         if await self._unspoken(headers, looked, send):
             return
+        try:
+            await self._post_message(live, principal, headers, looked, receive, send)
+        except RefusedRequest as refused:  # M6: as the error of the request that it refuses
+            about = looked.envelope if looked.problem is None else looked.problem.request
+            raise RefusedRequest(refused.refusal, refused.headers, about.id if about else None) from None
+
+    async def _post_message(
+        self,
+        live: Live | None,
+        principal: Principal,
+        headers: Headers,
+        looked: Message,
+        receive: Receive,
+        send: Send,
+    ) -> None:
         if looked.problem is not None:
-            request = looked.problem.request
-            refusal = Refusal(looked.problem.reason, looked.problem.message)
-            await self._refuse_under(send, refusal, None if request is None else request.id)
-            return
+            raise RefusedRequest(Refusal(looked.problem.reason, looked.problem.message))
         revision = headers.get(_REVISION)
         assert looked.envelope is not None
         opens = looked.envelope.method == "initialize" and looked.envelope.kind is Kind.REQUEST
         if opens and _SESSION not in headers:
             revision = requested_revision(looked.data)
-            token, live = await self._sessions.open(View.STREAM, principal.name)
+            token, live = await self._open_session(View.STREAM, principal)
         else:
             live, token = self._need(live), headers[_SESSION]
         if live.crowded:
@@ -133,7 +144,8 @@ class StreamView(Endpoint):
         receive: Receive,
         send: Send,
     ) -> None:
-        connection = live.connection()
+        assert looked.envelope is not None
+        connection = self._connection(live) if looked.envelope.kind is Kind.REQUEST else None
         message = Message(looked.data, looked.digest, looked.envelope, answer_on=connection, primed=primed)
         answered = {"Mcp-Session-Id": token}
         for effect in await live.put(message):
@@ -143,8 +155,7 @@ class StreamView(Endpoint):
                 case Accepted():
                     await respond(send, 202, b"", answered)
                 case Refused(refusal):
-                    assert looked.envelope is not None
-                    await self._refuse_under(send, refusal, looked.envelope.id)
+                    raise RefusedRequest(refusal)
                 case _:
                     pass
 
@@ -163,7 +174,7 @@ class StreamView(Endpoint):
                 cursor = await live.cursor(parse_cursor(stated))
             except MalformedError as error:
                 raise RefusedRequest(live.machine.refusal(Reason.MALFORMED, str(error)).refusal) from None
-            listen = Listen(live.connection(), cursor, primed=primed)
+            listen = Listen(self._connection(live), cursor, primed=primed)
         (effect,) = await live.put(listen)
         match effect:
             case Serving(delivery):
@@ -180,11 +191,4 @@ class StreamView(Endpoint):
             at = live.machine.standalone_position
             held = await live.log.link(live.key, at)
             if at == live.machine.standalone_position:
-                return Listen(live.connection(), None, held, primed=primed)
-
-    async def _refuse_under(self, send: Send, refusal: Refusal, id: int | str | None) -> None:
-        """A refusal as the error of the request it refuses (M6)."""
-        self._sessions.observer.refused(refusal.reason)
-        error = refusal.error()
-        body = error_response(id, error["code"], error["message"], error["data"])
-        await respond(send, refusal.row.status, body)
+                return Listen(self._connection(live), None, held, primed=primed)

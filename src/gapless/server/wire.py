@@ -14,6 +14,7 @@ from starlette.types import Receive, Scope, Send
 from gapless.auth.base import Principal
 from gapless.errors import StorageError, TooLargeError
 from gapless.protocol.delivery import Delivery
+from gapless.protocol.jsonrpc import RequestId
 from gapless.protocol.media import JSON, STREAM
 from gapless.protocol.refusal import Reason, Refusal
 from gapless.server.feed import feed
@@ -35,6 +36,9 @@ __all__ = [
 _LINGER: Final = 0.2
 """Seconds that a refused handshake waits for its peer to go."""
 
+_RATE: Final = 1024.0
+"""Bytes of a body that earn its sender another second."""
+
 _PRIVATE: Final = ((b"cache-control", b"no-store"), (b"referrer-policy", b"no-referrer"))
 _STREAMED: Final = (
     (b"cache-control", b"no-store, no-transform"),
@@ -47,10 +51,14 @@ _STREAMED: Final = (
 class RefusedRequest(Exception):
     """Carries a refusal from where it is found to where it is sent."""
 
-    def __init__(self, refusal: Refusal, headers: Mapping[str, str] | None = None) -> None:
+    def __init__(
+        self, refusal: Refusal, headers: Mapping[str, str] | None = None, id: RequestId | None = None
+    ) -> None:
         super().__init__(refusal.message)
         self.refusal = refusal
         self.headers = headers
+        self.id = id
+        """The request that it is the error of, where it is that of one (M6)."""
 
 
 class ClientGoneError(Exception):
@@ -72,32 +80,42 @@ def accepts(headers: Headers, *types: str) -> bool:
     return all(t in named or "*/*" in named or t.partition("/")[0] + "/*" in named for t in types)
 
 
-async def body_chunks(receive: Receive) -> AsyncIterator[bytes]:
+async def body_chunks(receive: Receive, patience: float) -> AsyncIterator[bytes]:
     """The request's body as it comes.
 
+    It may be waited for `patience` seconds; each KiB that comes earns a second of that back.
+
     Raises:
-        ClientGoneError: it ended early.
+        ClientGoneError: it ended early. RefusedRequest: it is too slow.
     """
-    more = True
+    clock = asyncio.get_running_loop().time
+    more, left = True, patience
     while more:
-        message = await receive()
+        since = clock()
+        try:
+            async with asyncio.timeout(left):
+                message = await receive()
+        except TimeoutError:
+            refusal = Refusal(Reason.REQUEST_TIMEOUT, f"the body did not come within {patience:g} s")
+            raise RefusedRequest(refusal, {"Connection": "close"}) from None
         if message["type"] == "http.disconnect":
             raise ClientGoneError
         more = message.get("more_body", False)
         chunk: bytes = message.get("body", b"")
+        left = min(patience, left - (clock() - since) + len(chunk) / _RATE)
         if chunk:
             yield chunk
 
 
-async def read_body(receive: Receive, limit: int) -> bytes:
-    """The whole body, up to `limit` bytes.
+async def read_body(receive: Receive, limit: int, patience: float) -> bytes:
+    """The whole body, up to `limit` bytes; `patience` and its errors are those of `body_chunks`.
 
     Raises:
-        TooLargeError: it is longer; the rest is not read. ClientGoneError: it ended early.
+        TooLargeError: it is longer; the rest is not read.
     """
     parts: list[bytes] = []
     size = 0
-    async for chunk in body_chunks(receive):
+    async for chunk in body_chunks(receive, patience):
         size += len(chunk)
         if size > limit:
             raise TooLargeError(f"the body is larger than {limit} bytes")
@@ -130,19 +148,24 @@ async def respond_json(send: Send, status: int, value: Any, headers: Mapping[str
 
 
 async def refuse(
-    scope: Scope, receive: Receive, send: Send, refusal: Refusal, headers: Mapping[str, str] | None = None
+    scope: Scope,
+    receive: Receive,
+    send: Send,
+    refusal: Refusal,
+    headers: Mapping[str, str] | None = None,
+    id: RequestId | None = None,
 ) -> None:
     """Refuse a request, or a handshake by its denial response (§8)."""
     extra = dict(headers or {})
+    if refusal.status in (429, 503):
+        extra.setdefault("Retry-After", "1")
     if refusal.reason is Reason.UPGRADE_UNAVAILABLE:
         extra |= {"Upgrade": "websocket", "Sec-WebSocket-Protocol": "mcp.v1"}  # U6
-    if refusal.row.status == 503:
-        extra.setdefault("Retry-After", "1")
     if scope["type"] == "http":
-        await respond(send, refusal.row.status, refusal.body(), extra)
+        await respond(send, refusal.status, refusal.body(id), extra)
         return
     if "websocket.http.response" in scope.get("extensions", {}):
-        await respond(send, refusal.row.status, refusal.body(), extra, kind="websocket.http.response")
+        await respond(send, refusal.status, refusal.body(), extra, kind="websocket.http.response")
     else:
         await send(
             {"type": "websocket.close", "code": refusal.row.close or 1008, "reason": refusal.reason.value}

@@ -1,0 +1,198 @@
+"""Connections as uvicorn takes them, and what it leaves open: sizes, timeouts, and refusals with a reason."""
+
+from __future__ import annotations
+
+import asyncio
+from typing import Any, Final, cast
+
+from uvicorn.config import Config
+from uvicorn.protocols.http.httptools_impl import HttpToolsProtocol, RequestResponseCycle
+from uvicorn.protocols.websockets.websockets_sansio_impl import WebSocketsSansIOProtocol
+from uvicorn.server import ServerState
+
+from gapless.protocol.refusal import Reason, Refusal
+from gapless.protocol.settings import Limits
+
+__all__ = ["Handshakes", "Requests"]
+
+_STATUS: Final = {
+    400: b"400 Bad Request",
+    408: b"408 Request Timeout",
+    414: b"414 URI Too Long",
+    431: b"431 Request Header Fields Too Large",
+    503: b"503 Service Unavailable\r\nRetry-After: 1",
+}
+_LINGER: Final = 1.0
+"""Seconds that a refused peer has to read why."""
+_REFUSED: Final = (
+    b"HTTP/1.1 %b\r\nConnection: close\r\nCache-Control: no-store\r\n"
+    b"Content-Type: application/json\r\nContent-Length: %d\r\n\r\n%b"
+)
+
+
+def _refuse(transport: asyncio.Transport, refusal: Refusal) -> None:
+    """Refuse, and leave the peer time to read that: what it still sends would have it reset."""
+    body = refusal.body()
+    transport.write(_REFUSED % (_STATUS[refusal.status], len(body), body))
+    if transport.can_write_eof():
+        transport.write_eof()
+    asyncio.get_running_loop().call_later(_LINGER, transport.close)
+
+
+class Requests(HttpToolsProtocol):
+    """HTTP/1.1: refuses what is no request, and what is too large, too slow or too much (§8).
+
+    Whoever sends what cannot be read while a request of theirs is being answered is cut off: a
+    refusal in the middle of an answer would be taken for a part of it.
+    """
+
+    def __init__(
+        self,
+        limits: Limits,
+        most: int,
+        config: Config,
+        server_state: ServerState,
+        app_state: dict[str, Any],
+        _loop: asyncio.AbstractEventLoop | None = None,
+    ) -> None:
+        super().__init__(config, server_state, app_state, _loop)
+        self._limits = limits
+        self._most = most
+        self._over = False
+        """Whether what comes is not read any more."""
+        self._head: int | None = None
+        """Bytes that have come of headers that are not whole, without those they began among."""
+        self._began = False
+        self._overdue: asyncio.TimerHandle | None = None
+        self.url = b""
+
+    @property
+    def _answered(self) -> bool:
+        cycle = cast("RequestResponseCycle | None", self.cycle)  # none before the first
+        return cycle is None or cycle.response_complete
+
+    # The connection ------------------------------------------------------------------------------
+
+    def connection_made(self, transport: asyncio.Transport) -> None:  # type: ignore[override]
+        """A connection: refused where there are too many; else its headers are to come soon."""
+        super().connection_made(transport)
+        if len(self.connections) > self._most:
+            self.connections.discard(self)  # else those that are refused would keep others out
+            self._refuse(Refusal(Reason.LIMIT, f"{self._most} connections are open"))
+        else:
+            self._await_headers()
+
+    def connection_lost(self, exc: Exception | None) -> None:
+        """It is gone."""
+        self._in_time()
+        super().connection_lost(exc)
+
+    def data_received(self, data: bytes) -> None:
+        """Read on, as long as nothing that comes is too large."""
+        if self._over:
+            return
+        self._began = False
+        super().data_received(data)
+        if self.transport.get_protocol() is not self:
+            return  # a socket now
+        if self._head is not None and not self._began:
+            self._head += len(data)
+            if self._head > self._limits.max_header_bytes:
+                self._too_large()
+        elif self._overdue is None and self._answered:
+            self._await_headers()  # blank lines, say, of which the parser does not tell
+
+    def send_400_response(self, msg: str) -> None:
+        """What came is no request."""
+        self._refuse(Refusal(Reason.MALFORMED, "this is no HTTP request"))
+
+    # What the parser tells -----------------------------------------------------------------------
+
+    def on_message_begin(self) -> None:
+        """A request's first byte."""
+        super().on_message_begin()
+        self._began = True
+        self._await_headers()
+
+    def on_headers_complete(self) -> None:
+        """Headers are whole."""
+        self._head = None
+        self._in_time()
+        size = len(self.url) + sum(len(name) + len(value) + 4 for name, value in self.headers)
+        if max(size, len(self.url)) > self._limits.max_header_bytes or self._long():
+            self._too_large()
+        else:
+            super().on_headers_complete()
+
+    def on_body(self, body: bytes) -> None:
+        """Some of a body."""
+        if not self._over:
+            super().on_body(body)
+
+    def on_message_complete(self) -> None:
+        """A request is whole."""
+        if not self._over:
+            self._in_time()
+            super().on_message_complete()
+
+    def on_response_complete(self) -> None:
+        """A request is answered; one that is not whole by then has to become so in time."""
+        super().on_response_complete()
+        if self.cycle.more_body and not self.transport.is_closing():
+            self._in_time()
+            self._overdue = self.loop.call_later(self._limits.body_timeout, self.transport.close)
+
+    # Limits --------------------------------------------------------------------------------------
+
+    def _await_headers(self) -> None:
+        self._head = 0
+        self._in_time()
+        self._overdue = self.loop.call_later(self._limits.header_timeout, self._too_slow)
+
+    def _in_time(self) -> None:
+        if self._overdue is not None:
+            self._overdue.cancel()
+            self._overdue = None
+
+    def _too_slow(self) -> None:
+        if self.flow.read_paused:  # it is we who do not read: something before this is being answered
+            self._await_headers()
+            return
+        text = f"the headers did not come within {self._limits.header_timeout:g} s"
+        self._refuse(Refusal(Reason.REQUEST_TIMEOUT, text))
+
+    def _long(self) -> bool:
+        return len(self.url) > self._limits.max_url_bytes
+
+    def _too_large(self) -> None:
+        limits = self._limits
+        if self._long():
+            refusal = Refusal(Reason.URL_TOO_LONG, f"the URL is longer than {limits.max_url_bytes} bytes")
+        else:
+            text = f"the headers are larger than {limits.max_header_bytes} bytes"
+            refusal = Refusal(Reason.HEADERS_TOO_LARGE, text)
+        self._refuse(refusal)
+
+    def _refuse(self, refusal: Refusal) -> None:
+        self._over = True
+        self._in_time()
+        if self._answered and not self.transport.is_closing():
+            _refuse(self.transport, refusal)
+        else:
+            self.transport.close()
+
+
+class Handshakes(WebSocketsSansIOProtocol):
+    """WebSocket: refuses what is no handshake (a header line above 8 KiB, say); uvicorn says nothing."""
+
+    _over = False
+
+    def data_received(self, data: bytes) -> None:
+        """Read on, and refuse once nothing more can be read."""
+        if self._over:
+            return
+        super().data_received(data)
+        error = self.conn.handshake_exc
+        if error is not None and not self.handshake_initiated and not self.transport.is_closing():
+            self._over = True
+            _refuse(self.transport, Refusal(Reason.MALFORMED, f"the handshake cannot be read: {error}"))
