@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import asyncio
-from typing import Any, Final, cast
+from typing import TYPE_CHECKING, Any, Final
 
 from uvicorn.config import Config
 from uvicorn.protocols.http.httptools_impl import HttpToolsProtocol, RequestResponseCycle
@@ -12,6 +12,9 @@ from uvicorn.server import ServerState
 
 from gapless.protocol.refusal import Reason, Refusal
 from gapless.protocol.settings import Limits
+
+if TYPE_CHECKING:
+    from uvicorn._types import ASGI3Application
 
 __all__ = ["Handshakes", "Requests"]
 
@@ -64,12 +67,14 @@ class Requests(HttpToolsProtocol):
         """Bytes that have come of headers that are not whole, without those they began among."""
         self._began = False
         self._overdue: asyncio.TimerHandle | None = None
+        self._answering: RequestResponseCycle | None = None
+        """The latest request whose answer has begun; `cycle` is the latest that has come."""
         self.url = b""
 
     @property
     def _answered(self) -> bool:
-        cycle = cast("RequestResponseCycle | None", self.cycle)  # none before the first
-        return cycle is None or cycle.response_complete
+        """Whether every request so far has its whole answer."""
+        return not self.pipeline and (self._answering is None or self._answering.response_complete)
 
     # The connection ------------------------------------------------------------------------------
 
@@ -83,9 +88,12 @@ class Requests(HttpToolsProtocol):
             self._await_headers()
 
     def connection_lost(self, exc: Exception | None) -> None:
-        """It is gone."""
+        """It is gone, and what is being answered has to know, with requests behind it or without."""
         self._in_time()
         super().connection_lost(exc)
+        if self._answering is not None and not self._answering.response_complete:
+            self._answering.disconnected = True
+            self._answering.message_event.set()
 
     def data_received(self, data: bytes) -> None:
         """Read on, as long as nothing that comes is too large."""
@@ -124,6 +132,10 @@ class Requests(HttpToolsProtocol):
         else:
             super().on_headers_complete()
 
+    def _start_asgi_task(self, cycle: RequestResponseCycle, app: ASGI3Application) -> None:
+        self._answering = cycle
+        super()._start_asgi_task(cycle, app)
+
     def on_body(self, body: bytes) -> None:
         """Some of a body."""
         if not self._over:
@@ -155,7 +167,7 @@ class Requests(HttpToolsProtocol):
             self._overdue = None
 
     def _too_slow(self) -> None:
-        if self.flow.read_paused:  # it is we who do not read: something before this is being answered
+        if not self._answered:  # it has nothing to hurry for
             self._await_headers()
             return
         text = f"the headers did not come within {self._limits.header_timeout:g} s"
