@@ -32,11 +32,13 @@ class Recorder:
         self._changed = asyncio.Condition()
         self._read = 0
 
-    async def emit(self, data: bytes, envelope: Envelope, related: RequestId | None) -> None:
+    async def emit(
+        self, data: bytes, envelope: Envelope, related: RequestId | None, more: tuple[bytes, ...] = ()
+    ) -> None:
         assert envelope == peek(data)
         assert not self.losses
         async with self._changed:
-            self.emitted.append((json.loads(data), related))
+            self.emitted += [(json.loads(line), related) for line in (data, *more)]
             self._changed.notify_all()
         await self.gate.wait()
 

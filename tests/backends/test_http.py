@@ -47,6 +47,39 @@ async def world(fresh: World) -> World:
     return fresh
 
 
+@pytest.fixture
+def asked(monkeypatch: pytest.MonkeyPatch) -> list[str]:
+    """The method of every request that is made, whether or not it has come anywhere yet."""
+    methods: list[str] = []
+    opens = upstream.Upstream.open
+
+    def noted(self: upstream.Upstream, method: str, *more: Any) -> Any:
+        methods.append(method)
+        return opens(self, method, *more)
+
+    monkeypatch.setattr(upstream.Upstream, "open", noted)
+    return methods
+
+
+@pytest.fixture
+def held(monkeypatch: pytest.MonkeyPatch) -> asyncio.Event:
+    """Set once something is held back until something else has been heard."""
+    holding, within = asyncio.Event(), upstream_session._within
+
+    async def noted(seconds: float, waiting: Any) -> None:
+        holding.set()
+        await within(seconds, waiting)
+
+    monkeypatch.setattr(upstream_session, "_within", noted)
+    return holding
+
+
+def at_work(world: World) -> upstream_session.UpstreamSession:
+    """The session, to see what it still does."""
+    assert isinstance(world.backend, upstream_session.UpstreamSession)
+    return world.backend
+
+
 # What goes up ----------------------------------------------------------------------------------------
 
 
@@ -149,11 +182,15 @@ async def test_nothing_is_sent_before_initialize_is_answered(fresh: World) -> No
     await soon(asyncio.gather(*sending))
 
 
-async def test_a_cancellation_is_not_sent_before_its_request_is_known_to_have_arrived(world: World) -> None:
+async def test_a_cancellation_is_not_sent_before_its_request_is_known_to_have_arrived(
+    world: World, asked: list[str], held: asyncio.Event, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(upstream_session, "_NOTICED", 20)
     call = await world.call(1)
+    held.clear()
     cancelling = world.say(method="notifications/cancelled", requestId=1)
-    await asyncio.sleep(0.05)
-    assert world.server.quiet
+    await soon(held.wait())
+    assert asked == ["POST"]
     await call.stream()
     exchange = await world.server.next()
     assert exchange.message["params"] == {"requestId": 1}
@@ -176,16 +213,17 @@ async def test_the_stream_of_a_cancelled_call_is_closed_after_a_while_and_settle
 
 
 async def test_the_stream_of_a_cancelled_call_that_ends_is_not_resumed(
-    world: World, monkeypatch: pytest.MonkeyPatch
+    world: World, asked: list[str], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(upstream.Place, "pause", lambda *_: 0)
     await (call := await world.call(1)).stream(block(id="a"))
+    reading = at_work(world)._hearing.calls[1].task
     cancelling = world.say(method="notifications/cancelled", requestId=1)
     await (await world.server.next()).answer(202)
     await soon(cancelling)
     await call.end()
-    await asyncio.sleep(0.1)
-    assert world.server.quiet
+    await soon(reading)
+    assert asked == ["POST", "POST"]
 
 
 async def test_a_cancellation_of_what_was_answered_is_dropped(world: World) -> None:
@@ -259,8 +297,7 @@ async def test_the_standalone_stream_is_open_before_anything_else_is_sent(fresh:
     await fresh.sink.next()
     listening = await fresh.listen()
     calling = fresh.say(1)
-    await asyncio.sleep(0.05)
-    assert fresh.server.quiet
+    assert not fresh.listening.done(), "and so this has its turn"
     await listening.stream(block(note("notifications/tools/list_changed"), id="7", retry=5))
     assert (await fresh.server.next()).message["id"] == 1
     await soon(calling)
@@ -273,12 +310,14 @@ async def test_the_standalone_stream_is_open_before_anything_else_is_sent(fresh:
 
 
 async def test_a_server_that_offers_no_standalone_stream_is_asked_once(
-    fresh: World, monkeypatch: pytest.MonkeyPatch
+    fresh: World, asked: list[str], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(upstream.Place, "pause", lambda *_: 0)
     await fresh.shake()
-    await asyncio.sleep(0.1)
-    assert fresh.server.quiet
+    listening = at_work(fresh)._listening
+    assert listening is not None
+    await soon(listening)
+    assert asked.count("GET") == 1
 
 
 async def test_a_server_without_sessions_is_asked_for_no_standalone_stream(fresh: World) -> None:
@@ -534,29 +573,25 @@ async def test_a_session_that_was_forgotten_is_lost_with_what_it_did_not_take(
 
 @pytest.mark.parametrize("id", [3, None])
 async def test_a_loss_waits_a_moment_for_what_other_requests_hear_and_lets_nothing_more_go_out(
-    world: World, id: RequestId | None, monkeypatch: pytest.MonkeyPatch
+    world: World,
+    id: RequestId | None,
+    asked: list[str],
+    held: asyncio.Event,
+    monkeypatch: pytest.MonkeyPatch,
 ) -> None:
-    losing, within = asyncio.Event(), upstream_session._within
-
-    async def noted(seconds: float, waiting: Any) -> None:
-        losing.set()
-        await within(seconds, waiting)
-
-    monkeypatch.setattr(upstream_session, "_within", noted)
     monkeypatch.setattr(upstream_session, "_NOTICED", 10)
     one, two = await world.call(1), await world.call(2)
+    held.clear()
     await one.answer(404)
-    await soon(losing.wait())
+    await soon(held.wait())
     late = world.say(id, "notifications/a" if id is None else "tools/call")
-    await asyncio.sleep(0.1)
-    assert world.server.quiet
-    assert not world.sink.losses
     await two.json(result(2))
     assert await world.sink.next() == result(2)
     assert await world.sink.loss()
     assert world.sink.untaken == ({1} if id is None else {1, 3})
     with pytest.raises(BackendError):
         await soon(late)
+    assert asked == ["POST", "POST"]
 
 
 async def test_a_request_that_hears_nothing_in_time_may_have_been_taken(
@@ -695,8 +730,10 @@ async def test_a_sink_may_close_its_backend(world: World) -> None:
     closed = asyncio.Event()
 
     class Closing(Recorder):
-        async def emit(self, data: bytes, envelope: Envelope, related: RequestId | None) -> None:
-            await super().emit(data, envelope, related)
+        async def emit(
+            self, data: bytes, envelope: Envelope, related: RequestId | None, more: tuple[bytes, ...] = ()
+        ) -> None:
+            await super().emit(data, envelope, related, more)
             await closing.backend.close()
             closed.set()
 

@@ -325,13 +325,16 @@ async def test_the_sink_may_close_the_backend_from_within(
 ) -> None:
     closed = asyncio.Event()
     opened: list[Backend] = []
+    closing: list[asyncio.Task[None]] = []
 
     class Closer(Recorder):
-        async def emit(self, data: bytes, envelope: Envelope, related: RequestId | None) -> None:
-            await super().emit(data, envelope, related)
-            if moment == "emit" and opened:
-                await opened[0].close()
-                closed.set()
+        async def emit(
+            self, data: bytes, envelope: Envelope, related: RequestId | None, more: tuple[bytes, ...] = ()
+        ) -> None:
+            await super().emit(data, envelope, related, more)
+            if moment == "emit" and opened:  # not waited for: it is a handler that emits
+                closing.append(asyncio.create_task(opened[0].close()))
+                closing[0].add_done_callback(lambda _: closed.set())
 
         async def lost(self, message: str, untaken: frozenset[RequestId] = frozenset()) -> None:
             await super().lost(message)
@@ -464,7 +467,9 @@ class Wire(AbstractAsyncContextManager[Any]):
             data = message.message.model_dump_json(by_alias=True, exclude_unset=True).encode()
             await self._backend.send(data, peek(data))
 
-    async def emit(self, data: bytes, envelope: Envelope, related: RequestId | None) -> None:
+    async def emit(
+        self, data: bytes, envelope: Envelope, related: RequestId | None, more: tuple[bytes, ...] = ()
+    ) -> None:
         await self._to_client.send(SessionMessage(jsonrpc_message_adapter.validate_json(data, by_name=False)))
 
     async def lost(self, message: str, untaken: frozenset[RequestId] = frozenset()) -> None:

@@ -130,9 +130,10 @@ async def test_a_sink_that_is_busy_stops_the_server_s_writing(
     await lifelines.born("idler")
     written = asyncio.create_task(lifelines.said("idler"))
     assert (await sink.next())["params"]["n"] == 0
+    run = len(sink.emitted)  # what one look at the pipe found
     await another_session_runs(start)
     assert not written.done()
-    assert len(sink.emitted) == 1
+    assert len(sink.emitted) == run < 5_000
     sink.gate.set()
     assert await written == "written"
     assert [(await sink.next())["params"]["n"] for _ in range(1, 5_000)] == list(range(1, 5_000))
@@ -372,8 +373,10 @@ async def test_the_sink_may_close_the_backend_from_within(start: Open, moment: s
     closed = asyncio.Event()
 
     class Closer(Recorder):
-        async def emit(self, data: bytes, envelope: Envelope, related: RequestId | None) -> None:
-            await super().emit(data, envelope, related)
+        async def emit(
+            self, data: bytes, envelope: Envelope, related: RequestId | None, more: tuple[bytes, ...] = ()
+        ) -> None:
+            await super().emit(data, envelope, related, more)
             if moment == "emit":
                 await backend.close()
                 closed.set()

@@ -343,6 +343,27 @@ async def test_the_bridge_stays_until_the_server_has_said_that_the_session_is_de
     assert await host.ends() == 0
 
 
+@pytest.mark.rule("L7")
+async def test_a_session_that_is_opened_while_a_signal_ends_the_bridge_is_deleted(
+    bridge: Bridged, world: World
+) -> None:
+    def hold(link: Link) -> None:
+        world.asked.append(link.request)
+        if link.request == "POST /mcp/session":
+            link.hold(Direction.TO_CLIENT)
+            held.set_result(link)
+
+    held: asyncio.Future[Link] = asyncio.get_running_loop().create_future()
+    world.proxy.on_request = hold
+    host = await bridge(world.url, "--watch")
+    link = await soon(held)
+    host.process.send_signal(signal.SIGTERM)
+    await host.says("→ over")
+    link.release(Direction.TO_CLIENT)
+    assert await host.ends(LEAVES_WITHIN) == 0
+    assert world.deleted
+
+
 async def test_a_host_that_leaves_without_a_word_leaves_no_session_behind(
     bridge: Bridged, world: World
 ) -> None:
@@ -468,14 +489,15 @@ async def test_for_a_server_of_standard_http_it_says_what_to_do(bridge: Bridged)
         server = Uvicorn(MCPServer("plain").streamable_http_app(), sock)
         await server.start()
         try:
-            host = await bridge(f"http://127.0.0.1:{sock.getsockname()[1]}/mcp")
+            url = f"http://127.0.0.1:{sock.getsockname()[1]}/mcp"
+            host = await bridge(url)
             await host.send(INITIALIZE)
             assert await host.ends() == 1
         finally:
             await server.stop()
     assert host.told[0]["error"]["data"] == {"reason": "not-sent", "cause": "not-gapless"}
     assert host.err.count("\n") == 1
-    assert "it answered 404" in host.err
+    assert f"{url}: the server answered 404 to POST /session" in host.err
     assert "gapless serve --upstream URL" in host.err
 
 
@@ -486,7 +508,7 @@ async def test_where_credentials_are_missing_it_says_how_to_give_them(bridge: Br
     assert await host.ends() == 1
     assert host.told[0]["error"]["data"] == {"reason": "not-sent", "cause": "unauthenticated"}
     assert host.err.count("\n") == 1
-    assert "it answered 401" in host.err
+    assert "answered 401" in host.err
     assert "--header" in host.err
 
 

@@ -2,16 +2,21 @@
 
 from __future__ import annotations
 
+import asyncio
 import json
 import re
 import signal
 import socket
 import stat
+import sys
 from pathlib import Path
 
 import pytest
 
-from tests.cli.harness import AtTerminal, Run, Serve, Start
+from gapless.torture.faults import Direction, Link
+from tests.cli.harness import ROOT, AtTerminal, Run, Serve, Start, environment
+from tests.cli.host import World, soon
+from tests.real.serving import served
 
 SOON = 15.0
 """Seconds that giving up may take: three to five without progress, and what a busy machine adds."""
@@ -152,15 +157,51 @@ def test_an_interrupted_call_leaves_without_a_traceback(start: Start, ladder: st
     assert "Traceback" not in calling.err
 
 
+@pytest.mark.parametrize(
+    ("number", "opened"), [(signal.SIGTERM, True), (signal.SIGTERM, False), (signal.SIGINT, False)]
+)
+@pytest.mark.rule("L7")
+async def test_a_signal_ends_the_session_of_a_call_even_if_it_is_only_being_opened(
+    number: signal.Signals, opened: bool
+) -> None:
+    def hold(link: Link) -> None:
+        world.asked.append(link.request)
+        if link.request == "POST /mcp/session" and not opened:
+            link.hold(Direction.TO_CLIENT)
+            held.set_result(link)
+
+    held: asyncio.Future[Link] = asyncio.get_running_loop().create_future()
+    async with served() as (url, _), World.before(url) as world:
+        world.proxy.on_request = hold
+        command = ["-m", "gapless", "call", world.url, "climb", '{"steps": 1000}', "--watch"]
+        calling = await asyncio.create_subprocess_exec(
+            sys.executable, *command, cwd=ROOT, env=environment(), stderr=asyncio.subprocess.PIPE
+        )
+        assert calling.stderr is not None
+        if opened:
+            await soon(calling.stderr.readuntil(b"step 3"))
+            calling.send_signal(number)
+        else:
+            link = await soon(held)
+            calling.send_signal(number)
+            await soon(calling.stderr.readuntil("→ over".encode()))
+            link.release(Direction.TO_CLIENT)
+        rest = await soon(calling.stderr.read())
+        assert await soon(calling.wait()) == 128 + number
+        assert b"Traceback" not in rest
+        assert world.deleted
+
+
+@pytest.mark.parametrize("number", [signal.SIGKILL, signal.SIGTERM])
 def test_a_killed_call_is_gone_on_with_from_its_state_file(
-    start: Start, run: Run, serve: Serve, tmp_path: Path
+    start: Start, run: Run, serve: Serve, tmp_path: Path, number: signal.Signals
 ) -> None:
     url = serve("--log", "memory:", "examples.ladder_server:server").url
     state = tmp_path / "state.json"
     first = start("call", url, "climb", '{"steps": 30, "delay": 0.02}', "--state", str(state))
     first.says("step 2")
-    first.process.kill()
-    assert first.ends() == -signal.SIGKILL
+    first.process.send_signal(number)
+    assert first.ends() == -number
     assert stat.S_IMODE(state.stat().st_mode) == 0o600
 
     done = run("call", url, "climb", '{"steps": 2, "delay": 0.5}', "--state", str(state))

@@ -8,15 +8,19 @@ import pytest
 
 from gapless.errors import ConnectionGaveUpError, RefusedError, SessionEndedError
 from gapless.protocol.client import Client, Phase, Retry
+from gapless.protocol.cursor import EventId
 from gapless.protocol.moves import (
     CloseStream,
     Delete,
     Failed,
     Get,
+    Input,
     Knock,
+    Leave,
     Move,
     Negotiate,
     Offered,
+    Opened,
     Over,
     Post,
     Received,
@@ -24,10 +28,11 @@ from gapless.protocol.moves import (
     Send,
     Settle,
     SocketClosed,
+    Start,
     StreamEnded,
 )
 from gapless.protocol.refusal import ENDED, Action, Reason, Refusal
-from tests.client.machine import Hand, event_data
+from tests.client.machine import LINK0, Hand, event_data
 
 ATTEMPTS = 4
 REQUESTS = (Get, Knock, Negotiate)
@@ -86,6 +91,52 @@ def test_a_refusal_that_ends_the_session_settles_and_deletes_where_it_may_live(r
     assert hand.client.phase is Phase.OVER
     assert [e.data["reason"] for e in hand.effects if isinstance(e, Settle)] == ["outcome-unknown"]
     assert any(isinstance(e, Delete) for e in hand.effects) == (reason not in ENDED)
+
+
+def opening(session: str | None = None) -> Hand:
+    """A machine that has a request to send, and has not been told where to number from."""
+    cursor = None if session is None else EventId(0, 0, LINK0)
+    hand = Hand(Client(session=session, cursor=cursor, retry=Retry(attempts=0)))
+    hand.put(Start())
+    hand.submit({"id": 1, "method": "tools/call"})
+    return hand
+
+
+@pytest.mark.rule("L7", "L6")
+@pytest.mark.parametrize(
+    ("session", "end", "cause"),
+    [
+        (None, Leave(), "closed"),
+        (None, Leave(ConnectionGaveUpError("in 10 seconds")), "gave-up"),
+        (None, Failed(1, "no route"), "gave-up"),
+        (None, Refused(1, 404, None), "not-gapless"),
+        (None, Refused(1, 401, None), "unauthenticated"),
+        (None, Refused(1, 403, Refusal(Reason.ORIGIN_FORBIDDEN, "")), "origin-forbidden"),
+        ("token", Refused(1, 404, Refusal(Reason.SESSION_UNKNOWN, "")), "session-unknown"),
+        ("token", Leave(), "closed"),
+    ],
+)
+def test_a_client_that_ends_before_it_could_send_says_that_requests_were_not_sent(
+    session: str | None, end: Input, cause: str
+) -> None:
+    hand = opening(session)
+    hand.put(end)
+    assert hand.client.phase is Phase.OVER
+    (told,) = (effect for effect in hand.effects if isinstance(effect, Settle))
+    assert told.data == {"reason": "not-sent", "cause": cause}
+    assert told.message.endswith("; this was not sent")
+    assert not any(isinstance(effect, Post) for effect in hand.effects)
+
+
+@pytest.mark.rule("L7")
+def test_a_session_that_is_opened_too_late_is_deleted() -> None:
+    hand = opening()
+    assert not any(isinstance(effect, Delete) for effect in hand.put(Leave()))
+    opened = Opened(hand.client.attempt, "token", EventId(0, 0, LINK0))
+    assert hand.put(opened) == [Delete()]
+    assert hand.client.session == "token"
+    assert hand.put(opened) == []
+    assert hand.client.phase is Phase.OVER
 
 
 def test_an_evicted_cursor_that_has_moved_on_is_stated_again() -> None:

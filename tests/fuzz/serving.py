@@ -38,7 +38,9 @@ class _Answering(Backend):
     async def send(self, data: bytes, envelope: Envelope) -> None:
         if envelope.kind is Kind.REQUEST:
             answer = json.dumps({"jsonrpc": "2.0", "id": envelope.id, "result": {}}).encode()
-            await self._sink.emit(answer, Envelope(Kind.RESPONSE, id=envelope.id), None)
+            full = self._sink.emit(answer, Envelope(Kind.RESPONSE, id=envelope.id), None)
+            if full is not None:
+                await full
 
     async def close(self) -> None:
         pass

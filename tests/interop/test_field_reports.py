@@ -16,8 +16,8 @@ import signal
 import subprocess
 import sys
 import tracemalloc
-from collections.abc import Awaitable, Callable
-from contextlib import suppress
+from collections.abc import AsyncGenerator, Awaitable, Callable
+from contextlib import asynccontextmanager, suppress
 from dataclasses import dataclass
 from functools import partial
 from pathlib import Path
@@ -35,6 +35,7 @@ from starlette.middleware.gzip import GZipMiddleware
 import gapless
 from examples.ladder_server import server as ladder
 from gapless.cli.target import serving
+from gapless.client.driver import Observation
 from gapless.log.sqlite import SqliteLog
 from gapless.protocol.client import Retry
 from gapless.torture.faults import Direction, FaultProxy, Link
@@ -72,7 +73,7 @@ from tests.server.harness import (
     seq_of,
     soon,
 )
-from tests.server.restarts import called, key_of, recovered, restarted
+from tests.server.restarts import HELLO, called, key_of, recovered, restarted
 
 serve, server = conftest.serve, conftest.server
 
@@ -707,7 +708,7 @@ async def test_a_client_that_stops_reading_costs_no_memory_and_no_other_client(
     serve: Serve, tmp_path: Path, view: str
 ) -> None:
     # Row 20. Guard: wire.serve_events, whose `write` awaits `send`: a slow reader costs a number, no queue.
-    server = await serve(SqliteLog(tmp_path / "log.db", synchronous="off"))
+    server = await serve(SqliteLog(tmp_path / "log.db", synchronous="off", cache_bytes=2**20))
     other = await server.started()
     if view == "stream":
         streams = await server.initialized()
@@ -718,21 +719,22 @@ async def test_a_client_that_stops_reading_costs_no_memory_and_no_other_client(
     start = (await stalled.block()).id
     reader = await other.events(other.start)
     stalled.stall()
-    pad = "x" * 2**17
+    pad = "x" * 2**19
     tracemalloc.start()
     try:
         before, _ = tracemalloc.get_traced_memory()
-        for n in range(1, 241):
+        for n in range(1, 73):
             await backend.say(note(step=n, pad=pad), related=1)
-            if n % 20 == 0:
+            if n % 6 == 0:
                 await other.backend.say(note(step=n))
                 assert await steps(reader, 1) == [n]
         after, _ = tracemalloc.get_traced_memory()
     finally:
         tracemalloc.stop()
-    assert after - before < 20 * 2**20, "of 30 MiB that it did not read"
+    # 36 MiB were said, of which the kernel holds some 4 at most; the log's cache holds another.
+    assert after - before < 3 * 2**20, "of 30 MiB that are unread"
     stalled.drop()
-    assert await steps(await resume(start), 240) == list(range(1, 241))
+    assert await steps(await resume(start), 72) == list(range(1, 73))
 
 
 HOLDER = """
@@ -745,19 +747,25 @@ while line.recv(1000):
 """
 
 
-@pytest.mark.rule("L7", "B9")
-async def test_a_client_killed_while_it_holds_a_get_leaves_no_child_behind() -> None:
-    # Row 21. Guard: sessions.Sessions._look_after, which expires; live.Live.close, which ends the backend.
+@asynccontextmanager
+async def lifeline() -> AsyncGenerator[tuple[list[str], asyncio.Event]]:
+    """The command of a child, and an event for when that is gone."""
     gone = asyncio.Event()
 
-    async def lifeline(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+    async def watch(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
         await reader.read()
         gone.set()
         writer.close()
 
-    lines = await asyncio.start_server(lifeline, "127.0.0.1", 0)
-    command = [*CHILD, "plain", str(lines.sockets[0].getsockname()[1])]
-    async with lines, running(command, session_expiry=0.2) as server:
+    lines = await asyncio.start_server(watch, "127.0.0.1", 0)
+    async with lines:
+        yield [*CHILD, "plain", str(lines.sockets[0].getsockname()[1])], gone
+
+
+@pytest.mark.rule("L7", "B9")
+async def test_a_client_killed_while_it_holds_a_get_leaves_no_child_behind() -> None:
+    # Row 21. Guard: sessions.Sessions._look_after, which expires; live.Live.close, which ends the backend.
+    async with lifeline() as (command, gone), running(command, session_expiry=1.0) as server:
         client = Unscripted(server, "2025-11-25")
         await client.initialize()
         fields = {"Host": server.host, "Accept": "text/event-stream"} | client.headers
@@ -772,6 +780,33 @@ async def test_a_client_killed_while_it_holds_a_get_leaves_no_child_behind() -> 
         holder.kill()
         await soon(holder.wait())
         await soon(gone.wait())
+
+
+@pytest.mark.parametrize("held", ["an event stream", "a socket"])
+@pytest.mark.rule("C8", "B9")
+async def test_a_client_that_is_gone_without_a_word_leaves_no_child_behind(held: str) -> None:
+    # Row 21. Guard: delivery._forsaken: a connection that only seems to live keeps no session for good.
+    async with (
+        lifeline() as (command, gone),
+        running(command, session_expiry=1.0, keepalive=0.05) as server,
+        behind(server.port) as proxy,
+    ):
+        through = Server(server.app, server.log, server.backends, proxy.port)
+        if held == "a socket":
+            session = await server.open()
+            assert (await session.post(1, HELLO)).status == 202
+            await (await session.events(session.start)).message()
+            session.server = through
+            await (await session.bind((await session.ids())[-1])).cross()
+        else:
+            client = Unscripted(server, "2025-11-25")
+            await client.initialize()
+            client.server = through
+            await (await client.listen()).beat()
+        assert not gone.is_set()
+        assert cut_streams(proxy, Link.black_hole) == 1  # neither bytes nor an end pass any more
+        await soon(gone.wait())
+        assert all(link.open for link in proxy.links)
 
 
 @pytest.mark.rule("B9")
@@ -894,7 +929,7 @@ async def reconnects(retry: bytes) -> float:
 @pytest.mark.rule("C6")
 async def test_a_client_waits_at_least_as_long_as_retry_says() -> None:
     # Row 25. Guard: client.Client._rest, `self._retry_floor`.
-    assert await reconnects(b"700") >= 0.7
+    assert await reconnects(b"2500") >= 2.5
 
 
 @pytest.mark.parametrize("retry", [b"soon", b"-5", b"2.5e9", b"9999999999999999999999", b"", "٣".encode()])
@@ -959,7 +994,7 @@ def holding(id: int, raw: bytes, method: bytes = b"tools/call") -> bytes:
 @pytest.mark.parametrize("raw", BYTES.values(), ids=BYTES)
 @pytest.mark.rule("W1", "W4")
 async def test_characters_that_break_lines_elsewhere_pass_byte_for_byte(server: Server, raw: bytes) -> None:
-    # Row 27. Guard: block.BlockDecoder, which splits at nothing but CR and LF.
+    # Row 27. Guard: block.BlockDecoder, which splits at nothing but CR and LF; nor does door, of bytes.
     answer = b'{"jsonrpc":"2.0","id":%d,"result":{"text":"%s"}}'
     streams, session = await server.initialized(), await server.started()
     stream = await server.stream("POST", "/mcp", JSON | BOTH | streams.headers, holding(1, raw))
@@ -978,6 +1013,12 @@ async def test_characters_that_break_lines_elsewhere_pass_byte_for_byte(server: 
     assert session.backend.sent[-1] == holding(2, raw)
     await session.backend.say(answer % (2, raw))
     assert (await socket.event()).data == answer % (2, raw)
+    several = [holding(3, raw), holding(4, raw)]
+    blocks = b"".join(block_of(message, number) for number, message in enumerate(several, 4))
+    assert (await session.post_blocks(blocks)).status == 202
+    for _ in several:
+        await session.backend.take()
+    assert session.backend.sent[-2:] == several
 
 
 BAD = {
@@ -1390,11 +1431,37 @@ async def test_a_cursor_from_before_any_event_is_good_and_past_retention_is_refu
     assert (await ask(start)).reason == (409, "cursor-evicted")
 
 
+class Heard:
+    """Counts the blocks that a client reads of each of its event streams."""
+
+    def __init__(self) -> None:
+        self.streams: list[int] = []
+        self._changed = asyncio.Event()
+
+    def __call__(self, seen: Observation) -> None:
+        if seen.what.endswith("→ streaming"):
+            self.streams.append(0)
+        elif seen.what == "arrived":
+            self.streams[-1] += 1
+        self._changed.set()
+
+    async def beyond(self, connection: gapless.Connection, streams: int) -> None:
+        """Wait until this one of its streams has brought an event that the application has not taken."""
+        async with asyncio.timeout(10):
+            while (
+                len(self.streams) < streams
+                or self.streams[-1] < 3  # the first two are no events
+                or connection.committed <= connection.cursor
+            ):
+                self._changed.clear()
+                await self._changed.wait()
+
+
 @pytest.mark.rule("C4", "S1")
 async def test_a_client_with_a_slow_handler_that_reconnects_gets_nothing_twice_and_goes_not_back() -> None:
-    # Row 35. Guard: Incoming.event, what is in hand is not queued again; this was not seen red without it.
+    # Row 35. Guard: incoming.Incoming.event, `handed`: what is in hand is not queued again.
     seen: list[float] = []
-    stated = Stated()
+    stated, heard = Stated(), Heard()
     hello = {
         "protocolVersion": "2025-11-25",
         "capabilities": {},
@@ -1407,7 +1474,7 @@ async def test_a_client_with_a_slow_handler_that_reconnects_gets_nothing_twice_a
         request(1, "tools/call", **call),
     ]
     async with running(ladder) as server, behind(server.port, stated) as proxy:
-        connection = gapless.connect(url_of(proxy), upgrade="never", retry=QUICK)
+        connection = gapless.connect(url_of(proxy), upgrade="never", retry=QUICK, observe=heard)
         async with connection as (read, write):
             for message in said:
                 await write.send(SessionMessage(jsonrpc_message_adapter.validate_python(message)))
@@ -1417,14 +1484,14 @@ async def test_a_client_with_a_slow_handler_that_reconnects_gets_nothing_twice_a
                 if found.get("method") == "notifications/progress":
                     seen.append(found["params"]["progress"])
                 if seen == [1, 2, 3]:  # and takes nothing while the connection breaks
-                    for _ in range(4):
-                        asked = len(stated.cursors)
+                    for streams in range(1, 5):
+                        await heard.beyond(connection, streams)  # one is in hand, and comes again each time
                         cut_streams(proxy, Link.reset)
-                        await stated.times(asked + 1)
+                    await heard.beyond(connection, 5)
     assert seen == list(range(1, 31))
-    positions = [seq_of(cursor) for cursor in stated.cursors]
-    assert positions == sorted(positions)
-    assert len(positions) >= 5
+    first, *positions = [seq_of(cursor) for cursor in stated.cursors]
+    assert first < positions[0]
+    assert positions == positions[:1] * 4, "nothing was taken meanwhile"
 
 
 STOPS_WITHIN = 5.0

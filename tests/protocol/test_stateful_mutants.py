@@ -3,10 +3,11 @@
 from __future__ import annotations
 
 from collections import deque
-from collections.abc import Callable
+from collections.abc import Callable, Iterable, Iterator
 from dataclasses import replace
 from typing import Any, NamedTuple
 
+import msgspec
 import pytest
 from hypothesis.stateful import RuleBasedStateMachine, run_state_machine_as_test
 
@@ -125,12 +126,12 @@ def an_event_evicted_too_early(patch: Patch) -> None:
 
 
 def a_link_that_leaves_out_the_type(patch: Patch) -> None:
-    real = outboxes.link_after
+    real = outboxes.links_after
 
-    def link_after(previous: Link, stream: int, event: str, data: bytes) -> Link:
-        return real(previous, stream, "message", data)
+    def links_after(previous: Link, stream: int, event: str, run: Iterable[bytes]) -> Iterator[Link]:
+        return real(previous, stream, "message", run)
 
-    patch.setattr(outboxes, "link_after", link_after)
+    patch.setattr(outboxes, "links_after", links_after)
 
 
 def a_stream_that_does_not_end(patch: Patch) -> None:
@@ -302,7 +303,7 @@ def a_dead_backend_that_is_heard(patch: Patch) -> None:
     real = Session._emitted
 
     def emitted(self: Session, input: Emitted, now: float) -> list[Effect]:
-        return real(self, replace(input, incarnation=0), now)
+        return real(self, msgspec.structs.replace(input, incarnation=0), now)
 
     patch.setattr(Session, "_emitted", emitted)
 

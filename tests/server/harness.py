@@ -121,7 +121,9 @@ class Scripted(Backend):
     async def emit(self, message: Any, related: RequestId | None = None) -> None:
         """Say something; returns as a backend's emission does."""
         data = encode(message)
-        await self._sink.emit(data, peek(data), related)
+        full = self._sink.emit(data, peek(data), related)
+        if full is not None:
+            await full
 
     async def say(self, *messages: Any, related: RequestId | None = None) -> None:
         """Say messages, each in a commit of its own, and wait until they are durable."""

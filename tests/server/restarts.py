@@ -122,15 +122,16 @@ async def recovered(server: Server, backend: Scripted | None = None) -> Scripted
     return backend
 
 
-async def hold_up(session: Session) -> None:
+async def hold_up(session: Session, third: Any = None) -> None:
     """Three requests, 1 to 3, after a handshake: one is handed over, one is about to be, one comes next.
 
-    All of them are dispatched, the latter two together, while the backends' gate was shut.
+    All of them are dispatched, the latter two together, while the backends' gate was shut. Another
+    message may be the third.
     """
     gate = session.server.backends.gate
     gate.clear()
-    for number in (3, 4, 5):
-        assert (await session.post(number, request(number - 2))).status == 202
+    for number, message in enumerate((request(1), request(2), third or request(3)), 3):
+        assert (await session.post(number, message)).status == 202
     gate.set()
     assert (await session.backend.take())["id"] == 1
     gate.clear()

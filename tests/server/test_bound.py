@@ -395,3 +395,17 @@ async def test_a_socket_that_is_being_bound_this_very_moment_is_probed_and_not_r
     assert isinstance(answer, Refused)
     assert answer.refusal.reason is Reason.WEBSOCKET_BOUND
     live.detach(socket)
+
+
+@pytest.mark.rule("C8", "B6", "B9")
+async def test_an_idle_socket_that_answers_when_it_is_asked_keeps_its_session(serve: Serve) -> None:
+    server = await serve(session_expiry=0.3, keepalive=0.4)
+    session = await server.started()
+    socket = await session.bind(session.start)
+    await socket.cross()
+    for _ in range(3):  # one alone would not keep it for so long
+        while (block := await socket.block()).event != "probe":
+            pass
+        await socket.send(b"event: probe-ack\ndata: " + (block.data or b"") + b"\n\n")
+    assert (await session.post(2, request(1))).status == 202
+    assert (await session.backend.take())["id"] == 1

@@ -318,16 +318,45 @@ async def test_a_backend_of_the_stream_view_that_dies_is_replaced_and_its_calls_
 
 
 @pytest.mark.rule("N2", "S6")
-async def test_what_was_dispatched_to_a_dead_backend_is_not_handed_to_the_next(server: Server) -> None:
+async def test_what_a_dead_backend_was_handed_is_not_handed_to_the_next_and_what_it_was_not_is(
+    server: Server,
+) -> None:
     session = await shaken(server)
     await hold_up(session)
     await session.backend.lose()
     server.backends.gate.set()
     backend = await recovered(server)
     assert (await session.post(6, request(4))).status == 202
-    assert (await backend.take())["id"] == 4
-    assert (await logged(server, session)).count(b'"outcome-unknown"') == 3
+    assert [(await backend.take())["id"] for _ in range(2)] == [3, 4]
+    assert (await logged(server, session)).count(b'"outcome-unknown"') == 2
     assert [json.loads(data).get("id") for data in session.backend.sent] == [0, None, 1, 2]
+
+
+@pytest.mark.rule("N2", "S6")
+async def test_an_answer_that_a_dead_backend_never_had_is_not_taken_for_the_request_of_its_id(
+    server: Server,
+) -> None:
+    session = await shaken(server)
+    await hold_up(session, third=result(2))
+    await session.backend.lose()
+    server.backends.gate.set()
+    backend = await recovered(server)
+    assert (await session.post(6, request(4))).status == 202
+    assert (await backend.take())["id"] == 4
+    assert (await logged(server, session)).count(b'"outcome-unknown"') == 2
+
+
+@pytest.mark.rule("N2", "L7")
+async def test_what_was_not_sent_and_what_was_sent_and_not_taken_run_on_the_next_in_their_order(
+    server: Server,
+) -> None:
+    session = await shaken(server)
+    await hold_up(session)
+    await session.backend.lose("it forgot its session", 2)
+    server.backends.gate.set()
+    backend = await recovered(server)
+    assert [(await backend.take())["id"] for _ in range(2)] == [2, 3]
+    assert (await logged(server, session)).count(b'"outcome-unknown"') == 1
 
 
 @pytest.mark.rule("N2", "L7")

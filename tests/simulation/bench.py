@@ -108,7 +108,9 @@ class Tools(Backend):
         async with self._lock:
             data = json.dumps({"jsonrpc": "2.0", **message}, separators=(",", ":")).encode()
             if not self.closed and current().alive:
-                await self._sink.emit(data, peek(data), related)
+                full = self._sink.emit(data, peek(data), related)
+                if full is not None:
+                    await full
 
     async def _result(self, id: Any, result: dict[str, Any]) -> None:
         await self._say({"id": id, "result": result}, id)

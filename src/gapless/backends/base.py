@@ -8,6 +8,7 @@ backend, and never reaches the sink.
 from __future__ import annotations
 
 from abc import ABC, abstractmethod
+from collections.abc import Awaitable
 from typing import Protocol
 
 from gapless.protocol.jsonrpc import Envelope, RequestId
@@ -18,11 +19,13 @@ __all__ = ["Backend", "BackendFactory", "Sink"]
 class Sink(Protocol):
     """Where a backend's messages go."""
 
-    async def emit(self, data: bytes, envelope: Envelope, related: RequestId | None) -> None:
-        """Hand over one message, in the order the server wrote it.
+    def emit(
+        self, data: bytes, envelope: Envelope, related: RequestId | None, more: tuple[bytes, ...] = ()
+    ) -> Awaitable[None] | None:
+        """Hand over one message, in the order the server wrote it; or a run of `plain` ones, at once.
 
-        Returns when the next may come: this is the backend's backpressure. `related` is the
-        request that the message belongs to where the backend knows it (M1).
+        Where something is returned, the next may come only once that is done: this is the backend's
+        backpressure. `related` is the request that the message belongs to where the backend knows it (M1).
         """
         ...
 

@@ -11,8 +11,10 @@ from __future__ import annotations
 
 import asyncio
 import logging
+from collections.abc import Awaitable, Callable
 from contextlib import suppress
-from typing import Any, Final, cast
+from types import TracebackType
+from typing import Any, Final, Self, cast
 
 import anyio
 from anyio.streams.memory import MemoryObjectSendStream
@@ -42,6 +44,8 @@ __all__ = ["SdkBackends"]
 
 _log: Final = logging.getLogger("gapless.backends.sdk")
 
+_TURN: Final = 32
+"""Messages that a handler may write before others have their turn."""
 _GRACE: Final = 1.5
 """Seconds a session's loop has to end, twice: once it is told so, and once it is cancelled."""
 
@@ -104,23 +108,62 @@ class SdkBackends:
             await self._lifespan
 
 
-class _SdkBackend(Backend):
-    """One server loop. `_pumping` alone calls the sink, so its order and its `lost` need no lock.
+class _Outlet:
+    """What a server loop writes to (the SDK's `WriteStream`).
 
-    The streams hold nothing: each side waits until the other has taken its message.
+    A message is taken at once. A handler that writes and writes lets others have their turn now and then.
+    """
+
+    def __init__(self, take: Callable[[SessionMessage], Awaitable[None] | None]) -> None:
+        self._take = take
+        self._taken = 0
+        self.closed = False
+
+    async def send(self, item: SessionMessage, /) -> None:
+        if self.closed:
+            raise anyio.ClosedResourceError
+        full = self._take(item)
+        self._taken += 1
+        if full is not None:
+            await full
+        elif self._taken % _TURN == 0:
+            await asyncio.sleep(0)
+
+    def close(self) -> None:
+        """Take nothing more."""
+        self.closed = True
+
+    async def aclose(self) -> None:
+        self.close()
+
+    async def __aenter__(self) -> Self:
+        return self
+
+    async def __aexit__(
+        self,
+        exc_type: type[BaseException] | None,
+        exc_val: BaseException | None,
+        exc_tb: TracebackType | None,
+    ) -> None:
+        self.close()
+
+
+class _SdkBackend(Backend):
+    """One server loop, which writes straight into the sink.
+
+    What it reads waits until the server has taken it: that stream holds nothing.
     """
 
     def __init__(self, server: Server[Any], state: Any, sink: Sink) -> None:
         self._name = server.name
         self._sink = sink
         self._to_server, from_client = anyio.create_memory_object_stream[SessionMessage | Exception]()
-        # Not straight into the sink: a handler that its client cancels would take that down with it.
-        self._to_client, self._from_server = anyio.create_memory_object_stream[SessionMessage]()
         self._closing: asyncio.Task[None] | None = None
+        self._outlet = _Outlet(self._hand_over)
         self._serving = asyncio.create_task(
-            serve_dual_era_loop(server, from_client, self._to_client, lifespan_state=state)
+            serve_dual_era_loop(server, from_client, self._outlet, lifespan_state=state)
         )
-        self._pumping = asyncio.create_task(self._pump())
+        self._following = asyncio.create_task(self._follow())
 
     async def send(self, data: bytes, envelope: Envelope) -> None:
         try:
@@ -132,17 +175,17 @@ class _SdkBackend(Backend):
 
     async def close(self) -> None:
         if self._closing is None:
+            # What handlers still write fails at once, rather than be heard by anybody.
+            self._outlet.close()
             # The sink may close us from within: its task then ends by itself, once that returns.
-            from_within = asyncio.current_task() is self._pumping
+            from_within = asyncio.current_task() is self._following
             self._closing = asyncio.create_task(self._close(from_within))
         await asyncio.shield(self._closing)
 
     async def _close(self, from_within: bool) -> None:
         if not from_within:
-            self._pumping.cancel()
-            await asyncio.wait({self._pumping})
-        # What handlers still write fails at once, rather than wait for a reader.
-        self._from_server.close()
+            self._following.cancel()
+            await asyncio.wait({self._following})
         self._to_server.close()
         await asyncio.wait({self._serving}, timeout=_GRACE)
         self._serving.cancel()
@@ -152,20 +195,16 @@ class _SdkBackend(Backend):
         else:  # a thread, which nobody can stop, or a handler that will not be cancelled
             _log.warning("%s: a closed session's handler still runs", self._name)
 
-    async def _pump(self) -> None:
-        """Hand over what the server loop writes, to its end; then say how it ended, unless closed."""
-        with self._from_server:
-            async for message in self._from_server:
-                await self._hand_over(message)
-                if self._closing is not None:
-                    return
-            await asyncio.wait({self._serving})
+    async def _follow(self) -> None:
+        """See the server loop to its end; then say how it ended, unless closed."""
+        await asyncio.wait({self._serving})
+        self._outlet.close()
         error = _outcome(self._serving)
         _log.error("%s: a session's server loop ended", self._name, exc_info=error)
         what = "ended" if error is None else f"failed: {type(error).__name__}: {error}"
         await self._sink.lost(f"the MCP server {self._name!r} {what}")
 
-    async def _hand_over(self, written: SessionMessage) -> None:
+    def _hand_over(self, written: SessionMessage) -> Awaitable[None] | None:
         message, metadata = written.message, written.metadata
         related = metadata.related_request_id if isinstance(metadata, ServerMessageMetadata) else None
         try:
@@ -173,21 +212,21 @@ class _SdkBackend(Backend):
             envelope = peek(data)
         except (PydanticSerializationError, MalformedError) as error:
             _log.warning("%s: a message that is no valid JSON: %s", self._name, error)
-            await self._replace(message, f"no valid JSON: {error}")
-        else:
-            await self._sink.emit(data, envelope, related)
+            return self._replace(message, f"no valid JSON: {error}")
+        return self._sink.emit(data, envelope, related)
 
-    async def _replace(self, message: JSONRPCMessage, trouble: str) -> None:
+    def _replace(self, message: JSONRPCMessage, trouble: str) -> Awaitable[None] | None:
         """Answer in place of a message that must not leave (W4); one that nobody awaits is dropped."""
         if isinstance(message, JSONRPCRequest):
-            with suppress(BackendError):  # `lost` is next
-                answer = _error(message.id, INVALID_REQUEST, f"unusable request: {trouble}")
-                await self._put(self._to_server, answer)
-        elif not isinstance(message, JSONRPCNotification):
-            answer = error_response(
-                message.id, INTERNAL_ERROR, f"unusable answer of the MCP server: {trouble}"
-            )
-            await self._sink.emit(answer, Envelope(Kind.RESPONSE, id=message.id), None)
+            return self._answer(_error(message.id, INVALID_REQUEST, f"unusable request: {trouble}"))
+        if isinstance(message, JSONRPCNotification):
+            return None
+        answer = error_response(message.id, INTERNAL_ERROR, f"unusable answer of the MCP server: {trouble}")
+        return self._sink.emit(answer, Envelope(Kind.RESPONSE, id=message.id), None)
+
+    async def _answer(self, answer: JSONRPCError) -> None:
+        with suppress(BackendError):  # `lost` is next
+            await self._put(self._to_server, answer)
 
     async def _refuse(self, envelope: Envelope, error: ValidationError) -> None:
         """Answer in place of a client's message that the SDK cannot read; else drop it."""
@@ -196,11 +235,15 @@ class _SdkBackend(Backend):
         trouble = "nested too deep" if unparsed else "a member of the wrong type"
         if envelope.kind is Kind.REQUEST:
             assert envelope.id is not None
-            answer = _error(envelope.id, code, f"unusable request: {trouble}")
-            await self._put(self._to_client, answer)
+            if self._outlet.closed:
+                raise BackendError(f"the MCP server {self._name!r} is gone")
+            answer = error_response(envelope.id, code, f"unusable request: {trouble}")
+            full = self._sink.emit(answer, Envelope(Kind.RESPONSE, id=envelope.id), None)
+            if full is not None:
+                await full
         elif envelope.kind is Kind.RESPONSE and envelope.id is not None:
-            answer = _error(envelope.id, INTERNAL_ERROR, f"unusable answer of the client: {trouble}")
-            await self._put(self._to_server, answer)
+            told = f"unusable answer of the client: {trouble}"
+            await self._put(self._to_server, _error(envelope.id, INTERNAL_ERROR, told))
         else:
             _log.warning("%s: dropped a client's message: %s", self._name, trouble)
 

@@ -13,8 +13,9 @@ import os
 import signal
 import socket
 import sys
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from contextlib import AsyncExitStack, ExitStack, suppress
+from itertools import groupby
 from pathlib import Path
 from typing import Final
 
@@ -147,8 +148,10 @@ class _StdioBackend(Backend):
         lines = Lines(self._limit)
         try:
             while data := await self._child.read():
-                for line, size in lines.feed(data):
-                    await self._hand_over(line, size)
+                for line, envelope, more in self._messages(lines.feed(data)):
+                    full = self._sink.emit(line, envelope, None, more)
+                    if full is not None:
+                        await full
                     if self._closing is not None:
                         return
                 await asyncio.sleep(0)  # a pipe that is never empty must not starve the others
@@ -162,37 +165,48 @@ class _StdioBackend(Backend):
         ending = await self._child.stop()
         await self._sink.lost(f"the MCP server {self._child.name!r} {ending}")
 
-    async def _hand_over(self, line: bytes, size: int) -> None:
+    def _messages(
+        self, lines: Iterable[tuple[bytes, int]]
+    ) -> Iterator[tuple[bytes, Envelope, tuple[bytes, ...]]]:
+        """The messages in these lines, as the sink takes them: plain ones in runs."""
+        found = (message for line, size in lines if (message := self._read(line, size)) is not None)
+        for plain, run in groupby(found, _plain):
+            if plain:
+                (first, envelope), *others = run
+                yield first, envelope, tuple(message for message, _ in others)
+            else:
+                for message, envelope in run:
+                    yield message, envelope, ()
+
+    def _read(self, line: bytes, size: int) -> tuple[bytes, Envelope] | None:
         try:
             if size > self._limit:
                 raise MalformedError(f"{size} bytes, which is above the limit of {self._limit}")
             line = one_line(line)
-            if not line:
-                return
-            envelope = peek(line)
+            return (line, peek(line)) if line else None
         except MalformedError as error:
-            await self._refuse(line, str(error))
-        else:
-            await self._sink.emit(line, envelope, None)
+            return self._refuse(line, str(error))
 
-    async def _refuse(self, line: bytes, trouble: str) -> None:
-        """Answer in place of a message that nobody may see (W4, W5), or drop what no one waits for."""
+    def _refuse(self, line: bytes, trouble: str) -> tuple[bytes, Envelope] | None:
+        """What takes the place of a message that nobody may see (W4, W5); `None` if no one waits for it."""
         self._warn(trouble, line)
         refused = addressed(line)
         if refused is None:
-            return
+            return None
         if refused.kind is Kind.RESPONSE:
-            answer = error_response(
-                refused.id, _INTERNAL_ERROR, f"unusable answer of the MCP server: {trouble}"
-            )
-            await self._sink.emit(answer, Envelope(Kind.RESPONSE, id=refused.id), None)
-        else:
-            answer = error_response(refused.id, _INVALID_REQUEST, f"unusable request: {trouble}")
-            self._child.write_soon(answer + b"\n")
+            told = f"unusable answer of the MCP server: {trouble}"
+            return error_response(refused.id, _INTERNAL_ERROR, told), Envelope(Kind.RESPONSE, id=refused.id)
+        answer = error_response(refused.id, _INVALID_REQUEST, f"unusable request: {trouble}")
+        self._child.write_soon(answer + b"\n")
+        return None
 
     def _warn(self, trouble: str, line: bytes) -> None:
         shown = line[: 4 * _SHOWN].decode(errors="replace")[:_SHOWN]
         self._log.warning("%s: skipped from stdout: %s: %r", self._child.name, trouble, shown)
+
+
+def _plain(found: tuple[bytes, Envelope]) -> bool:
+    return found[1].plain
 
 
 class _Child:

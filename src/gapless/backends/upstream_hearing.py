@@ -103,4 +103,6 @@ class Hearing:
 
     async def _emit(self, line: bytes, envelope: Envelope, related: RequestId | None) -> None:
         if not self.over:
-            await self._sink.emit(line, envelope, related)
+            full = self._sink.emit(line, envelope, related)
+            if full is not None:
+                await full

@@ -39,10 +39,12 @@ _LINGERING: Final = 0.2
 """Seconds in which a host is told of the end for what it sends meanwhile."""
 _FLUSHING: Final = 1.0
 """Seconds that a host may take to read what it was told last."""
-_STANDARD: Final = (
-    "if it speaks standard Streamable HTTP, run gapless serve --upstream URL, and bridge to that"
-)
-_CREDENTIALS: Final = "if it wants credentials, give them with --header"
+_HINTS: Final = {
+    "not-gapless": (
+        "if it speaks standard Streamable HTTP, run gapless serve --upstream URL, and bridge to that"
+    ),
+    Reason.UNAUTHENTICATED: "if it wants credentials, give them with --header",
+}
 
 _SERVER_ERROR: Final = -32000
 _INVALID_REQUEST: Final = -32600
@@ -81,7 +83,7 @@ class Bridge:
             self._url,
             process,
             self._network,
-            deliver=self._deliver,
+            deliver=pipes.write,
             over=self._over,
             saving=lambda stating: None,
             observe=observe,
@@ -170,13 +172,6 @@ class Bridge:
     async def _answer(self, id: RequestId | None, text: str, reason: str, code: int = _SERVER_ERROR) -> None:
         await self._pipes.write(error_response(id, code, text, {"reason": reason}))
 
-    # To the host --------------------------------------------------------------------------------------
-
-    async def _deliver(self, data: bytes) -> None:
-        if self._driver.machine.session is None:  # what it was asked is settled: there was no session
-            data = self._not_sent(peek(data).id)
-        await self._pipes.write(data)
-
     def _not_sent(self, id: RequestId | None) -> bytes:
         why = "the host left" if self.error is None else str(self.error)
         about = {"reason": "not-sent", "cause": "closed" if self.error is None else self.error.code}
@@ -187,33 +182,28 @@ class Bridge:
     def _not_opened(self) -> None:
         if self._driver.machine.session is None and self._driver.machine.phase is not Phase.OVER:
             told = f"no session at {self._url} in {self._wait:g} seconds: {self._driver.trouble}"
-            self.error = ConnectionGaveUpError(told, hint="is the server running, and reachable?")
-            self._driver.put(Leave())
+            error = ConnectionGaveUpError(told, hint="is the server running, and reachable?")
+            self._driver.put(Leave(error))
 
     def _over(self, error: GaplessError | None) -> None:
-        self.error = self.error or error
+        self.error = error
         if isinstance(error, SessionEndedError):
             error.hint = "start the bridge again for a new session"
-        elif error is not None and error.code == Reason.MALFORMED and self._driver.machine.session is None:
-            told = f"{self._url} opens no session: {self._driver.trouble}"
-            if self._driver.status in (401, 403):
-                self.error = RefusedError(told, code=Reason.UNAUTHENTICATED, hint=_CREDENTIALS)
-            else:
-                self.error = RefusedError(told, code="not-gapless", hint=_STANDARD)
+        elif isinstance(error, RefusedError) and error.code in _HINTS:
+            self.error = RefusedError(f"{self._url}: {error}", code=error.code, hint=_HINTS[error.code])
 
 
 class _Watched(Driver):
     """The driver, with what the bridge waits for, and what went wrong last."""
 
     trouble = "nothing is heard"
-    status = 0
 
     def put(self, input: Input) -> None:
         match input:
             case Failed(_, message):
                 self.trouble = message
             case Refused(_, status, _, _):
-                self.trouble, self.status = f"it answered {status}", status
+                self.trouble = f"it answered {status}"
             case _:
                 pass
         super().put(input)

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import json
+import signal
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Annotated, Any, Final, Literal, cast
 
@@ -94,7 +95,10 @@ def call(
     asked = _Asked(
         url, tool, given, as_json, watch, upgrade, mode, state, receipts, timeout, read_headers(header)
     )
-    asyncio.run(_run(asked))
+    try:
+        asyncio.run(_run(asked))
+    except asyncio.CancelledError:
+        raise typer.Exit(128 + signal.SIGTERM) from None
 
 
 def _arguments(tool: str | None, text: str | None) -> dict[str, Any]:
@@ -122,6 +126,10 @@ async def _run(asked: _Asked) -> None:
     from gapless.cli.display import Display
     from gapless.client.transport import connect
     from gapless.protocol.client import Retry
+
+    task = asyncio.current_task()
+    if asked.state is None and task is not None:  # with a state file the next process goes on instead
+        asyncio.get_running_loop().add_signal_handler(signal.SIGTERM, task.cancel)
 
     def observe(seen: Observation) -> None:
         if connection.session is not None and not opening.expired():

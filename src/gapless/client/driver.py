@@ -52,8 +52,10 @@ __all__ = ["Driver", "Observation"]
 
 _KEPT_MOST: Final = 1024
 """Messages that may wait to be received by the server; then the application waits."""
+_KEPT_BYTES: Final = 16 * 1024 * 1024
+"""The same in bytes, but for the last of them: four of the largest that a server takes by default."""
 _LAST_WORDS: Final = 2.0
-"""Seconds that a DELETE may take when the client leaves."""
+"""Seconds that a DELETE may take when the client leaves, and with it the answer to a POST /session."""
 _CODE: Final = re.compile(r"[a-z-]{1,32}", re.ASCII)
 """An error's code that is written down: some are words of the server's, and a token has 43 characters."""
 
@@ -103,6 +105,7 @@ class Driver:
         self._receipts = receipts
         self._tasks: set[asyncio.Task[None]] = set()
         self._farewell: asyncio.Task[None] | None = None
+        """What decides whether a session is left behind: the POST that opens one, or its DELETE."""
         self._readers: dict[int, asyncio.Task[None]] = {}
         self._sockets: dict[int, Socket] = {}
         self._changed = asyncio.Event()
@@ -111,7 +114,7 @@ class Driver:
 
     async def run(self) -> None:
         """Start, and drive the machine until it is over. What is going on then is dropped at once,
-        but for a DELETE, which `leave` waits for."""
+        but for a DELETE, and a POST /session that may lead to one: `leave` waits for these."""
         try:
             self.put(Start())
             await asyncio.gather(self._pump(), self._clock())
@@ -124,7 +127,10 @@ class Driver:
 
     async def submit(self, data: bytes, envelope: Envelope) -> None:
         """Send a message; returns when it is numbered and kept, which is at once unless too many are."""
-        while self.machine.outgoing.kept >= _KEPT_MOST and self.machine.phase is not Phase.OVER:
+        outgoing = self.machine.outgoing
+        while outgoing.kept >= _KEPT_MOST or outgoing.size >= _KEPT_BYTES:
+            if self.machine.phase is Phase.OVER:
+                break
             await self._wait()
         self.put(Submit(data, envelope))
 
@@ -135,9 +141,9 @@ class Driver:
     async def leave(self) -> None:
         """End the session, telling the server if it answers in time."""
         self.put(Leave())
-        if self._farewell is not None:
-            with suppress(TimeoutError):
-                async with asyncio.timeout(_LAST_WORDS):
+        with suppress(TimeoutError):
+            async with asyncio.timeout(_LAST_WORDS):
+                while self._farewell is not None and not self._farewell.done():
                     await self._farewell
 
     def put(self, input: Input) -> None:
@@ -162,7 +168,7 @@ class Driver:
         session = self.machine.session or ""
         match effect:
             case Open(attempt):
-                self._answer(self._http.open(attempt))
+                self._farewell = self._answer(self._http.open(attempt))
             case Get(attempt, cursor):
                 self._saving(True)
                 url = self._endpoints.session(session, "events")
@@ -223,11 +229,11 @@ class Driver:
                 {"message": "a client task failed", "exception": task.exception(), "task": task}
             )
 
-    def _answer(self, request: Coroutine[Any, Any, Input]) -> None:
+    def _answer(self, request: Coroutine[Any, Any, Input]) -> asyncio.Task[None]:
         async def ask() -> None:
             self.put(await request)
 
-        self._spawn(ask())
+        return self._spawn(ask())
 
     async def _knock(self, attempt: int, session: str, cursor: Any, ticket: str | None) -> None:
         def put(input: Input) -> None:

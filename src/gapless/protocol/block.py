@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import re
+from binascii import hexlify
 from dataclasses import dataclass
 from typing import Final
 
@@ -40,14 +41,13 @@ class Block:
 
 def encode_event(event_id: EventId, event: str, data: bytes) -> bytes:
     """A log event in wire form; `event:` is omitted for `message` (W1). `data` is one line."""
-    if event == MESSAGE:
-        return b"id: %d.%d.%s\ndata: %s\n\n" % (
-            event_id.seq,
-            event_id.stream,
-            event_id.link.hex().encode(),
-            data,
-        )
-    return b"id: %s\nevent: %s\ndata: %s\n\n" % (str(event_id).encode(), event.encode(), data)
+    return b"id: %d.%d.%b\n%b%b\n\n" % (
+        event_id.seq,
+        event_id.stream,
+        hexlify(event_id.link),
+        b"data: " if event == MESSAGE else b"event: %b\ndata: " % event.encode(),
+        data,
+    )
 
 
 def encode_block(event: str, data: bytes, id: str | None = None) -> bytes:

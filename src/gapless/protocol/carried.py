@@ -17,7 +17,7 @@ from typing import Any, Final
 import msgspec
 
 from gapless.protocol.jsonrpc import Envelope, Kind, RequestId, peek
-from gapless.protocol.marks import Mark
+from gapless.protocol.marks import UNMARKED, Mark
 
 __all__ = [
     "HANDSHAKES",
@@ -143,7 +143,7 @@ class Carried:
     @property
     def mark(self) -> Mark:
         """What this incarnation's own IDs bear; nothing, where none went before it (N3)."""
-        return Mark(f"b{self.incarnation}." if self.incarnation > 1 else "")
+        return Mark(f"b{self.incarnation}.") if self.incarnation > 1 else UNMARKED
 
     def note(self, number: int, data: bytes, envelope: Envelope) -> None:
         """Note what a client's message would have to be to a fresh incarnation."""

@@ -171,8 +171,10 @@ class Client:
             AssertionError: a transition that `ALLOWED` does not have (a bug).
         """
         before = self.phase
+        if before is Phase.OVER:
+            return self._too_late(input)
         try:
-            effects = self._dispatch(input, now) if before is not Phase.OVER else []
+            effects = self._dispatch(input, now)
         except StopFollowingError as stop:
             effects = self._end(stop.error, live=stop.live)
         assert self.phase is before or self._may(before), f"{before} -> {self.phase} on {input}"
@@ -197,7 +199,7 @@ class Client:
                 self._listen_again(now)
                 return self._tick(now)
             case Leave():
-                return self._leave()
+                return self._end(input.error)
             case Arrived():
                 return self._arrived(input, now) if input.attempt in (self.stream, self.socket) else []
             case StreamEnded():
@@ -527,10 +529,7 @@ class Client:
                 and 400 <= input.status < 500
                 and input.status not in (408, 425, 429)
             ):
-                text = f"the server answered {input.status} to POST /session: it does not speak this protocol"
-                return self._end(
-                    RefusedError(text, code=Reason.MALFORMED, hint="is this the URL of a Gapless server?")
-                )
+                return self._end(_opens_none(input.status))
             if self.phase is Phase.KNOCKING and self._ticket is not None:
                 self._ticket_failures += 1
                 if self._ticket_failures >= 2:  # U6: something on the way answers handshakes by itself
@@ -693,16 +692,22 @@ class Client:
             SessionEndedError(f"the server ended the session: {reason}", code=reason), live=False
         )
 
-    def _leave(self) -> list[Effect]:
-        return self._end(None)
+    def _too_late(self, input: Input) -> list[Effect]:
+        """A session that is opened once nobody wants it any more is not left behind (L7)."""
+        if not isinstance(input, Opened) or self.session is not None:
+            return []
+        self.session = input.session
+        return [Delete()]
 
     def _end(self, error: GaplessError | None, *, live: bool = True) -> list[Effect]:
         """L7: settle everything that waits, forget the cursor, DELETE where the session may live."""
         effects = self._drop()
         text = "the client left" if error is None else str(error)
-        data = {"reason": "outcome-unknown", "cause": "closed" if error is None else error.code}
+        sent = self.sending.told is not None
+        text += "; the outcome is unknown" if sent else "; this was not sent"
+        reason, cause = "outcome-unknown" if sent else "not-sent", "closed" if error is None else error.code
         for id in self.outgoing.waiting:
-            effects.append(Settle(id, -32000, f"{text}; the outcome is unknown", dict(data)))
+            effects.append(Settle(id, -32000, text, {"reason": reason, "cause": cause}))
         self.outgoing.waiting.clear()
         if live and self.session is not None:
             effects.append(Delete())
@@ -716,6 +721,15 @@ class Client:
         other.__dict__.update(self.__dict__)
         other.sending, other.incoming = self.sending.copy(), self.incoming.copy()
         return other
+
+
+def _opens_none(status: int) -> RefusedError:
+    """The end of a client whose server opens no session, and does not say why in this protocol's words."""
+    text = f"the server answered {status} to POST /session"
+    if status in (401, 403):
+        return RefusedError(text, code=Reason.UNAUTHENTICATED, hint="does it want credentials?")
+    text += ": it does not speak this protocol"
+    return RefusedError(text, code="not-gapless", hint="is this the URL of a Gapless server?")
 
 
 def _text(value: object) -> str | None:

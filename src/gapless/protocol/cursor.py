@@ -3,9 +3,11 @@
 from __future__ import annotations
 
 import re
-from dataclasses import dataclass
+from collections.abc import Iterable, Iterator
 from hashlib import sha256
-from typing import Final, NewType
+from typing import Final, NewType, cast
+
+import msgspec
 
 from gapless.errors import MalformedError
 
@@ -18,6 +20,7 @@ __all__ = [
     "Position",
     "Start",
     "link_after",
+    "links_after",
     "parse_cursor",
     "parse_event_id",
 ]
@@ -32,8 +35,7 @@ _NUMBER = r"(?:0|[1-9][0-9]{0,18})"
 _EVENT_ID = re.compile(rf"({_NUMBER})\.({_NUMBER})\.([0-9a-f]{{16}})", re.ASCII)
 
 
-@dataclass(frozen=True, slots=True)
-class EventId:
+class EventId(msgspec.Struct, frozen=True):
     """`seq "." stream "." link` (C1): one event's place in its session, and the proof of it."""
 
     seq: int
@@ -90,8 +92,17 @@ def parse_cursor(text: str) -> Position:
 
 
 def link_after(previous: Link, stream: int, event: str, data: bytes) -> Link:
-    """The link of the event that follows `previous` (L5): the first 8 bytes of SHA-256."""
-    digest = sha256(previous)
-    digest.update(b"%d\n%s\n" % (stream, event.encode()))
-    digest.update(data)
-    return Link(digest.digest()[:LINK_BYTES])
+    """The link of the event that follows `previous` (L5)."""
+    return next(links_after(previous, stream, event, (data,)))
+
+
+def links_after(previous: Link, stream: int, event: str, run: Iterable[bytes]) -> Iterator[Link]:
+    """The links of a run of events of one type and stream that follow `previous`, in turn (L5).
+
+    Each is the first 8 bytes of a SHA-256: of the link before it, its stream, its type and its data.
+    """
+    about = b"%d\n%b\n" % (stream, event.encode())
+    link: bytes = previous
+    for data in run:
+        link = sha256(b"%b%b%b" % (link, about, data)).digest()[:LINK_BYTES]
+        yield cast("Link", link)

@@ -15,7 +15,14 @@ import msgspec
 
 from gapless.protocol.block import COMMENT, encode_block, encode_prime
 from gapless.protocol.cursor import EventId
-from gapless.protocol.refusal import CLOSE_ACK_WINDOW, CLOSE_EVICTED, CLOSE_NORMAL, CLOSE_OVER, Refusal
+from gapless.protocol.refusal import (
+    CLOSE_ACK_WINDOW,
+    CLOSE_EVICTED,
+    CLOSE_GOING_AWAY,
+    CLOSE_NORMAL,
+    CLOSE_OVER,
+    Refusal,
+)
 
 if TYPE_CHECKING:
     from gapless.protocol.session import Session
@@ -64,6 +71,7 @@ class Delivery:
         retry: a `retry:` in seconds to send next.
         close: end at once, with this close code on a socket.
         written_at: when something was last written.
+        heard_at: when the client last showed life on it: when it opened it, or sent a frame.
     """
 
     connection: ConnectionId
@@ -88,6 +96,7 @@ class Delivery:
     retry: float | None = None
     close: int | None = None
     written_at: float = 0.0
+    heard_at: float = 0.0
 
     def copy(self) -> Delivery:
         """An independent copy."""
@@ -130,6 +139,10 @@ def poll(session: Session, delivery: Delivery, now: float) -> Step:
     if delivery.position < session.outbox.floor and _missed(session, delivery):
         return Finish(b"", CLOSE_EVICTED)  # L3: closed, never moved
     opening = not delivery.opened
+    if opening:
+        delivery.heard_at = now
+    elif _forsaken(session, delivery, now):
+        return Finish(b"", CLOSE_GOING_AWAY)  # C8
     control = _control(session, delivery)
     if opening and delivery.medium is Medium.SOCKET:
         return Deliver(control, delivery.position, delivery.position)  # U2: a frame of its own, and first
@@ -143,9 +156,27 @@ def poll(session: Session, delivery: Delivery, now: float) -> Step:
         return Deliver(control, delivery.position, delivery.position)
     silent = delivery.written_at + session.limits.keepalive
     if now >= silent:
-        beat = COMMENT if delivery.medium is Medium.EVENTS else encode_block("keepalive", b"{}")
-        return Deliver(beat, delivery.position, delivery.position)  # C8
+        return Deliver(_beat(session, delivery, now), delivery.position, delivery.position)  # C8
     return Wait(silent if delivery.gate is None else min(silent, delivery.ack_deadline))
+
+
+def _forsaken(session: Session, delivery: Delivery, now: float) -> bool:
+    """Whether the client may be gone without a word: then this is not to keep its session any longer (C8)."""
+    if session.inbox.working or (delivery.stream and not delivery.primed):
+        return False  # the session stays in any case; or the client could not resume
+    patience = session.limits.session_expiry
+    if delivery.medium is Medium.SOCKET:
+        patience += 2 * session.limits.keepalive  # by then it was asked
+    return now >= delivery.heard_at + patience
+
+
+def _beat(session: Session, delivery: Delivery, now: float) -> bytes:
+    """A sign of life; on a socket that has been silent for long, one that asks for another (B6)."""
+    if delivery.medium is Medium.EVENTS:
+        return COMMENT
+    if now >= delivery.heard_at + session.limits.session_expiry:
+        return encode_block("probe", b'{"nonce":"still-there"}')
+    return encode_block("keepalive", b"{}")
 
 
 def _limit(session: Session, delivery: Delivery) -> int:

@@ -4,6 +4,8 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
+import msgspec
+
 from gapless.protocol.carried import Waiting
 from gapless.protocol.cursor import Link, Position
 from gapless.protocol.delivery import ConnectionId, Delivery
@@ -75,14 +77,17 @@ class Problem:
 # Inputs ----------------------------------------------------------------------------------------
 
 
-@dataclass(frozen=True, slots=True)
-class Emitted:
-    """The backend emitted a message: its incarnation of that number, or, for 0, whichever runs."""
+class Emitted(msgspec.Struct, frozen=True):
+    """The backend emitted a message: its incarnation of that number, or, for 0, whichever runs.
+
+    `more` are messages that came right behind it and are as this one: only where that is `plain`.
+    """
 
     data: bytes
     envelope: Envelope
     related: RequestId | None = None
     incarnation: int = 0
+    more: tuple[bytes, ...] = ()
 
 
 @dataclass(frozen=True, slots=True)

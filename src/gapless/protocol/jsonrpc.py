@@ -7,7 +7,6 @@ checked here first, so that whatever passed `peek` is one line of valid UTF-8 JS
 from __future__ import annotations
 
 import json
-from dataclasses import dataclass
 from enum import Enum
 from typing import Any, Final, cast
 
@@ -38,8 +37,7 @@ class Kind(Enum):
     RESPONSE = "response"
 
 
-@dataclass(frozen=True, slots=True)
-class Envelope:
+class Envelope(msgspec.Struct, frozen=True):
     """What routing and settling need to know of a message, and nothing else.
 
     `target` is the request that a notification speaks of: `params.requestId` of
@@ -52,6 +50,11 @@ class Envelope:
     method: str | None = None
     token: RequestId | None = None
     target: RequestId | None = None
+
+    @property
+    def plain(self) -> bool:
+        """Whether it is a notification that speaks of no request: nothing but its bytes matters."""
+        return self.kind is Kind.NOTIFICATION and self.method not in _SPEAK_OF
 
 
 class _Meta(msgspec.Struct):
@@ -73,6 +76,13 @@ class _Message(msgspec.Struct):
     error: msgspec.Raw = msgspec.Raw(b"")
 
 
+_LF: Final = 10
+_CR: Final = 13
+_SPEAK_OF: Final = frozenset(
+    {"notifications/progress", "notifications/cancelled", "notifications/subscriptions/acknowledged"}
+)
+"""Notifications that speak of a request."""
+
 _message: Final = msgspec.json.Decoder(_Message)
 _params: Final = msgspec.json.Decoder(_Params)
 
@@ -84,7 +94,7 @@ def one_line(data: bytes) -> bytes:
         MalformedError: not valid JSON.
     """
     data = data.strip(b" \t\r\n")
-    if b"\n" not in data and b"\r" not in data:
+    if _LF not in data and _CR not in data:
         return data
     try:
         return msgspec.json.format(data, indent=-1)
@@ -100,7 +110,7 @@ def peek(data: bytes) -> Envelope:
             nesting too deep), not a single object, or no JSON-RPC 2.0 message; its `args[0]`
             says which. Batches are refused whole (W5).
     """
-    if b"\n" in data or b"\r" in data:
+    if _LF in data or _CR in data:
         raise MalformedError("a JSON text holds a raw line end")
     try:
         data.decode()
@@ -112,20 +122,24 @@ def peek(data: bytes) -> Envelope:
         raise MalformedError(f"not a JSON-RPC message: {error}") from None
     if message.jsonrpc != "2.0":
         raise MalformedError('not a JSON-RPC message: "jsonrpc" is not "2.0"')
-    if message.method is None:
+    method = message.method
+    if method is None:
         return _response(message)
-    params = _peek_params(message.params)
     if message.id is msgspec.UNSET:
+        if method not in _SPEAK_OF:
+            return Envelope(Kind.NOTIFICATION, method=method)
+        params = _peek_params(message.params)
         return Envelope(
             Kind.NOTIFICATION,
-            method=message.method,
+            method=method,
             token=_id_or_none(params.progressToken),
             target=_id_or_none(params.requestId),
         )
+    params = _peek_params(message.params)
     return Envelope(
         Kind.REQUEST,
         id=_id(message.id),
-        method=message.method,
+        method=method,
         token=_id_or_none(params.meta.progressToken) if params.meta else None,
     )
 

@@ -31,6 +31,10 @@ class Lines:
         """Take the next bytes; each line they end, without its LF or CRLF, with its true size."""
         *ends, rest = data.split(b"\n")
         for end in ends:
+            if not self.size and len(end) <= self.limit:  # a whole line, as nearly all are
+                whole = end.removesuffix(b"\r")
+                yield whole, len(whole)
+                continue
             self._add(end)
             cr = self._kept.endswith(b"\r")
             yield bytes(self._kept[:-1] if cr else self._kept), self.size - cr

@@ -14,7 +14,7 @@ import msgspec
 
 from gapless.protocol.jsonrpc import Envelope, Kind, peek
 
-__all__ = ["Mark", "from_backend", "to_backend"]
+__all__ = ["UNMARKED", "Mark", "from_backend", "to_backend"]
 
 _INTEGER: Final = re.compile(r"-?[0-9]{1,19}", re.ASCII)
 _fields: Final = msgspec.json.Decoder(dict[str, msgspec.Raw])
@@ -49,6 +49,9 @@ class Mark:
     def bears(self, id: Any) -> bool:
         """Whether an ID bears this mark, as all do where there is none."""
         return not self._text or (isinstance(id, str) and id.startswith(self._text))
+
+
+UNMARKED: Final = Mark("")
 
 
 def from_backend(mark: Mark, data: bytes, envelope: Envelope) -> tuple[bytes, Envelope]:

@@ -83,7 +83,9 @@ class Tick:
 
 @dataclass(frozen=True, slots=True)
 class Leave:
-    """The application is done with the session."""
+    """The application is done with the session: of its own will, or because of an error of its own."""
+
+    error: GaplessError | None = None
 
 
 @dataclass(frozen=True, slots=True)
@@ -281,7 +283,7 @@ class Settle:
 
 @dataclass(frozen=True, slots=True)
 class Over:
-    """The client follows the session no more; `error` says why, `None` if the application left."""
+    """The client follows the session no more; `error` says why, `None` if the application just left."""
 
     error: GaplessError | None
 

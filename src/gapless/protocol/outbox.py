@@ -3,12 +3,12 @@
 from __future__ import annotations
 
 from collections import deque
-from collections.abc import Iterable
+from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 from typing import Final
 
 from gapless.protocol.block import encode_event
-from gapless.protocol.cursor import EventId, Link, link_after
+from gapless.protocol.cursor import EventId, Link, links_after
 from gapless.protocol.settings import Limits
 
 __all__ = ["Grain", "Outbox", "Pin", "Run", "Segment"]
@@ -128,29 +128,33 @@ class Outbox:
         self._marks.extend(runs)
         self._bytes = sum(run.size for run in self._marks)
 
-    def append(self, stream: int, event: str, data: bytes, now: float) -> int:
-        """Number, link and encode one event; return its number (L1, L5)."""
-        self.head += 1
-        self.link = link_after(self.link, stream, event, data)
-        block = encode_event(EventId(self.head, stream, self.link), event, data)
-        self._buffer += block
-        self._bytes += len(block)
+    def append(self, stream: int, event: str, run: Sequence[bytes], now: float) -> int:
+        """Number, link and encode a run of events of one type and stream; the last one's number (L1, L5)."""
+        seq, grain, buffer = self.head, self._grain, self._buffer
         mark = self._marks[-1] if self._marks else None
-        grain = self._grain
-        if (
-            mark is None
-            or mark.events >= grain.events
-            or mark.size >= grain.bytes
-            or now - mark.at >= grain.seconds
-        ):
-            mark = Run(self.head, self.link, 0, 0, now, {})
-            self._marks.append(mark)
-        mark.last = self.head
-        mark.link = self.link
-        mark.events += 1
-        mark.size += len(block)
-        mark.streams[stream] = (self.head, self.link)
-        return self.head
+        before = len(buffer)
+        links = links_after(self.link, stream, event, run)
+        for data, link in zip(run, links, strict=True):
+            seq += 1
+            block = encode_event(EventId(seq, stream, link), event, data)
+            buffer += block
+            if (
+                mark is None
+                or mark.events >= grain.events
+                or mark.size >= grain.bytes
+                or now - mark.at >= grain.seconds
+            ):
+                mark = Run(seq, link, 0, 0, now, {})
+                self._marks.append(mark)
+            mark.last = seq
+            mark.link = link
+            mark.events += 1
+            mark.size += len(block)
+            mark.streams[stream] = (seq, link)
+            self.link = link
+        self.head = seq
+        self._bytes += len(buffer) - before
+        return seq
 
     @property
     def pending(self) -> int:

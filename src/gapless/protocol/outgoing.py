@@ -27,7 +27,7 @@ class Outgoing:
     written to the connection in use, so that nothing is sent twice without cause.
     """
 
-    __slots__ = ("_kept", "numbered", "posting", "received", "sent", "waiting")
+    __slots__ = ("_kept", "numbered", "posting", "received", "sent", "size", "waiting")
 
     def __init__(self, received: int = 0) -> None:
         self.received = received
@@ -36,6 +36,8 @@ class Outgoing:
         self.posting: int | None = None
         """The last number of the POST under way: one at a time."""
         self.waiting: dict[RequestId, int] = {}
+        self.size = 0
+        """Bytes of the messages that wait to be received by the server."""
         self._kept: deque[Kept] = deque()
 
     def add(self, data: bytes, envelope: Envelope) -> None:
@@ -47,6 +49,7 @@ class Outgoing:
         elif envelope.method == "notifications/cancelled" and envelope.target is not None:
             self.waiting.pop(envelope.target, None)  # settled by its own cancellation (L7)
         self._kept.append(Kept(self.numbered, data, request))
+        self.size += len(data)
 
     def rebase(self, received: int) -> None:
         """A newcomer is told where to number from: what it kept so far follows `received` (L6)."""
@@ -73,7 +76,7 @@ class Outgoing:
         self.received = number
         self.sent = max(self.sent, number)
         while self._kept and self._kept[0].number <= number:
-            self._kept.popleft()
+            self.size -= len(self._kept.popleft().data)
         return True
 
     def overtaken(self, received: int) -> bool:
@@ -89,6 +92,7 @@ class Outgoing:
         for kept in self._kept:
             if kept.number == number:
                 was = Kept(number, kept.data, kept.request)
+                self.size -= len(kept.data)
                 kept.data, kept.request = b"", None
                 return was
         return None
@@ -110,7 +114,7 @@ class Outgoing:
         """An independent copy."""
         other = Outgoing()
         other.received, other.numbered, other.sent = self.received, self.numbered, self.sent
-        other.posting, other.waiting = self.posting, dict(self.waiting)
+        other.posting, other.waiting, other.size = self.posting, dict(self.waiting), self.size
         other._kept = deque(Kept(k.number, k.data, k.request) for k in self._kept)
         return other
 

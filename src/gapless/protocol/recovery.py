@@ -110,7 +110,8 @@ def _replay(session: Session, now: float) -> list[Effect]:
 def sift(session: Session, input: Emitted, now: float) -> Emitted | list[Effect]:
     """What a backend emitted, as the client is to see it; or, where it is not to, what follows from it."""
     carried, envelope = session.carried, input.envelope
-    if input.incarnation not in (0, carried.incarnation) or carried.phase is Phase.DOWN:
+    stale = input.incarnation and input.incarnation != carried.incarnation
+    if stale or carried.phase is Phase.DOWN:
         return []
     awaited = carried.awaited
     if awaited is not None and envelope.kind is Kind.RESPONSE and envelope.id == awaited.envelope.id:
@@ -119,7 +120,10 @@ def sift(session: Session, input: Emitted, now: float) -> Emitted | list[Effect]
     if acknowledged in carried.unacknowledged:
         carried.unacknowledged -= {acknowledged}
         return []
-    data, envelope = from_backend(carried.mark, input.data, envelope)
+    mark = carried.mark
+    if not mark or envelope.plain:
+        return input
+    data, envelope = from_backend(mark, input.data, envelope)
     return Emitted(data, envelope, input.related)
 
 

@@ -203,19 +203,31 @@ class Session:
 
     def append(self, stream: int, event: str, data: bytes, now: float) -> int:
         """Append one event to a stream; its number."""
-        seq = self.outbox.append(stream, event, data, now)
+        return self._append(stream, event, (data,), now)
+
+    def _append(self, stream: int, event: str, run: tuple[bytes, ...], now: float) -> int:
+        seq = self.outbox.append(stream, event, run, now)
         self.streams.note(stream, seq)
         return seq
 
-    def speak(self, data: bytes, envelope: Envelope, related: RequestId | None, now: float) -> None:
-        """Append a message that is no response to the stream it belongs to (M1)."""
+    def speak(
+        self,
+        data: bytes,
+        envelope: Envelope,
+        related: RequestId | None,
+        now: float,
+        more: tuple[bytes, ...] = (),
+    ) -> None:
+        """Append a message that is no response, and others as it, to the stream it belongs to (M1)."""
         stream = 0
         if self.view is View.STREAM:
             listening = any(c.stream == 0 for c in self.connections.values())
             stream = self.streams.route(self.inbox, envelope, related, listening)
-        seq = self.append(stream, "message", data, now)
-        self.inbox.note_backend(envelope, seq)
-        self.streams.ask(stream, envelope, seq)
+        seq = self._append(stream, "message", (data, *more), now)
+        if envelope.kind is Kind.REQUEST or envelope.target is not None:
+            self.inbox.note_backend(envelope, seq)
+            self.streams.ask(stream, envelope, seq)
+            self._changed = True  # who goes on with the session has to withdraw what is asked (N3)
 
     # Backend → client -----------------------------------------------------------------------------
 
@@ -239,9 +251,7 @@ class Session:
             self.idle_since = now  # its client has the whole expiry to fetch it
             self._changed = True
             return []
-        self.speak(data, envelope, sifted.related, now)
-        if envelope.kind is Kind.REQUEST or envelope.target is not None:
-            self._changed = True  # who goes on with the session has to withdraw what is asked (N3)
+        self.speak(data, envelope, sifted.related, now, sifted.more)
         return []
 
     def _handed(self, input: Handed) -> list[Effect]:

@@ -12,7 +12,7 @@ import logging
 import secrets
 import time
 from collections import deque
-from collections.abc import Callable, Iterable
+from collections.abc import Awaitable, Callable, Iterable
 from contextlib import suppress
 from dataclasses import replace
 from typing import Final, TypeVar
@@ -49,7 +49,7 @@ from gapless.protocol.record import write_record
 from gapless.protocol.refusal import CLOSE_RESTART, CLOSE_UNAUTHENTICATED, Reason
 from gapless.protocol.session import Commit, Session
 from gapless.server.lease import Lease
-from gapless.server.observer import Observer
+from gapless.server.observer import Observer, Turn
 from gapless.server.rate import Rate
 
 __all__ = ["Live", "StorageFault", "as_write"]
@@ -65,6 +65,8 @@ _BACKOFF: Final = 0.25
 _CUT_AFTER: Final = 1.0
 """Seconds that a connection which is to end may take over a write before it is cut."""
 _PROBES: Final = 3
+_UNSEEN: Final = (Emitted, Handed)
+"""Inputs that are no turn of a transport."""
 
 Asking = TypeVar("Asking", Listen, Upgrade, Handshake)
 
@@ -93,6 +95,7 @@ class Live:
         self.name = key.hex()[:8]
         """What logs call it by."""
         self._observer = observer
+        self._spans = observer.spans(self.name, machine)
         self._crossing: dict[ConnectionId, float] = {}
         self.principal = principal
         self.machine = machine
@@ -166,10 +169,12 @@ class Live:
         if isinstance(input, Dropped):
             gone = machine.connections.get(input.connection)
         effects = machine.handle(input, self.clock())
-        if not isinstance(input, Emitted | Handed) or machine.reason is not over:
+        if not isinstance(input, _UNSEEN) or machine.reason is not over:
             self._observer.saw(self.name, machine, input, effects, over=over, gone=gone)
             self._time_crossing(input, effects)
         self._version += 1
+        if self._spans is not None:
+            self._spans.saw(input, effects, self._version)
         for effect in effects:
             if isinstance(effect, Dispatch):
                 self._dispatches.append((self._version, effect))
@@ -264,6 +269,9 @@ class Live:
 
     def heard(self, connection: ConnectionId) -> None:
         """Something came in on a socket: it lives (B6)."""
+        delivery = self.machine.connections.get(connection)
+        if delivery is not None:
+            delivery.heard_at = self.clock()
         life = self._life.get(connection)
         if life is not None:
             life.set()
@@ -340,6 +348,8 @@ class Live:
                 events = self.machine.outbox.committed - commit.expect
                 self._observer.committed(events, len(commit.entries), self.clock() - began)
                 self._durable = version
+                if self._spans is not None:
+                    self._spans.durable(version)
                 self._release(None)
                 self.wake()
         except ConflictError as error:
@@ -358,6 +368,7 @@ class Live:
         if self.stale:
             return
         _log.error("session %s: %s", self.name, message)
+        self._observer.turned(Turn.ABANDONED, self.name, self.machine)
         self.stale = True
         self.close_backend()
         self._release(StorageFault(message), everyone=True)
@@ -465,24 +476,39 @@ class Live:
                 if self._durable >= version:
                     return not self.stale
 
-    async def emit(
-        self, data: bytes, envelope: Envelope, related: RequestId | None, incarnation: int
-    ) -> None:
-        """The backend's incarnation of that number emitted a message."""
-        limit = self.machine.limits.max_message_bytes
+    def emit(
+        self,
+        data: bytes,
+        envelope: Envelope,
+        related: RequestId | None,
+        incarnation: int,
+        more: tuple[bytes, ...],
+    ) -> Awaitable[None] | None:
+        """The backend's incarnation of that number emitted a message; what to wait for before the next."""
+        machine = self.machine
+        limit = machine.limits.max_message_bytes
         if len(data) > limit:
-            await self._refuse_large(len(data), envelope, incarnation)
-            return
-        self.offer(Emitted(data, envelope, related, incarnation))
+            return self._refuse_large(len(data), envelope, incarnation)
+        if more and max(map(len, more)) > limit:
+            self._warn_large(max(map(len, more)))
+            more = tuple(line for line in more if len(line) <= limit)
+        self.offer(Emitted(data, envelope, related, incarnation, more))
+        return self._uncommitted() if machine.outbox.pending > _PENDING else None
+
+    async def _uncommitted(self) -> None:
         while self.machine.outbox.pending > _PENDING and not self.stale:
             with suppress(StorageFault):  # it is being tried again; until then the backend waits
                 await self.durable()
 
-    async def _refuse_large(self, size: int, envelope: Envelope, incarnation: int) -> None:
-        """W5: above the limit nothing is sent; a result becomes an error on its own request."""
+    def _warn_large(self, size: int) -> str:
         limit = self.machine.limits.max_message_bytes
         text = f"the server's message of {size} bytes is above the limit of {limit}"
         _log.warning("session %s: %s", self.name, text)
+        return text
+
+    async def _refuse_large(self, size: int, envelope: Envelope, incarnation: int) -> None:
+        """W5: above the limit nothing is sent; a result becomes an error on its own request."""
+        text = self._warn_large(size)
         error = error_response(envelope.id, -32603, text, {"reason": Reason.TOO_LARGE.value})
         match envelope.kind:
             case Kind.RESPONSE:
@@ -498,6 +524,10 @@ class Live:
             return
         _log.warning("session %s: %s", self.name, message)
         self.close_backend()
+        unsent = (item.envelope for _, item in self._dispatches if item.incarnation == incarnation)
+        untaken |= {
+            envelope.id for envelope in unsent if envelope.kind is Kind.REQUEST and envelope.id is not None
+        }
         self.offer(Lost(message, untaken=untaken))
         self._go_on()
 
@@ -584,6 +614,9 @@ class Live:
                     await asyncio.shield(self._committer)
             except TimeoutError:
                 self._committer.cancel()
+        spans, self._spans = self._spans, None
+        if spans is not None:
+            spans.close()
 
 
 class _Voice:
@@ -593,8 +626,10 @@ class _Voice:
         self._live = live
         self._incarnation = incarnation
 
-    async def emit(self, data: bytes, envelope: Envelope, related: RequestId | None) -> None:
-        await self._live.emit(data, envelope, related, self._incarnation)
+    def emit(
+        self, data: bytes, envelope: Envelope, related: RequestId | None, more: tuple[bytes, ...] = ()
+    ) -> Awaitable[None] | None:
+        return self._live.emit(data, envelope, related, self._incarnation, more)
 
     async def lost(self, message: str, untaken: frozenset[RequestId] = frozenset()) -> None:
         self._live.lose(message, self._incarnation, untaken)

@@ -2,14 +2,16 @@
 
 from __future__ import annotations
 
+import asyncio
 from collections import Counter as Tally
 from collections.abc import Callable, Iterable, Iterator
 from typing import Final
 
 from prometheus_client import CollectorRegistry, Counter, Gauge, Histogram, generate_latest
-from prometheus_client.core import GaugeHistogramMetricFamily, GaugeMetricFamily, Metric
+from prometheus_client.core import GaugeMetricFamily, HistogramMetricFamily, Metric
 from prometheus_client.registry import Collector
 
+from gapless.protocol.delivery import Medium
 from gapless.protocol.refusal import Reason
 from gapless.protocol.seam import SessionState
 from gapless.protocol.session import Session
@@ -43,6 +45,12 @@ class Metrics:
         self.upgrades = Counter(
             "gapless_upgrades", "Handshakes, by what came of them.", ["outcome"], registry=registry
         )
+        self.resumes = Counter(
+            "gapless_resumes",
+            "Clients that asked to go on after an event, by what came of it.",
+            ["medium", "outcome"],
+            registry=registry,
+        )
         self.pauses = Histogram(
             "gapless_upgrade_pause_seconds",
             "From a handshake's acceptance until its client had acknowledged the whole gap.",
@@ -57,6 +65,8 @@ class Metrics:
         self.lease = Gauge("gapless_lease_held", "Whether this process may write.", registry=registry)
         for reason in Reason:  # so that a rate is there before the first refusal
             self.refusals.labels(reason.value)
+        for medium in Medium:
+            self.resumes.labels(medium.value, "resumed")
 
     def read_off(self, sessions: Callable[[], Iterable[Session]], held: Callable[[], bool]) -> None:
         """Read sessions and connections off these, and whether the lease is held, whenever somebody asks."""
@@ -64,8 +74,20 @@ class Metrics:
         self.lease.set_function(held)
 
     def text(self) -> bytes:
-        """Everything, in Prometheus's text format."""
-        return generate_latest(self.registry)
+        """Everything, in Prometheus's text format; of the event loop that it is asked in, the tasks."""
+        return generate_latest(_Plain(self.registry))
+
+
+class _Plain(Collector):
+    """A registry's metrics without the time that each was made, which would be a family beside each."""
+
+    def __init__(self, registry: CollectorRegistry) -> None:
+        self._registry = registry
+
+    def collect(self) -> Iterator[Metric]:
+        for metric in self._registry.collect():
+            metric.samples = [sample for sample in metric.samples if not sample.name.endswith("_created")]
+            yield metric
 
 
 class _Sessions(Collector):
@@ -74,23 +96,25 @@ class _Sessions(Collector):
 
     def collect(self) -> Iterator[Metric]:
         states = Tally(dict.fromkeys(SessionState, 0))
-        media, lags, requests = Tally[str](), list[int](), 0
+        media, lags, requests = Tally[Medium](), list[int](), 0
         for machine in self._sessions():
             states[machine.door.state] += 1
             requests += len(machine.inbox.open)
             for delivery in machine.connections.values():
-                media[delivery.medium.value] += 1
+                media[delivery.medium] += 1
                 lags.append(machine.outbox.committed - delivery.position)
         found = GaugeMetricFamily("gapless_sessions", "Sessions that this process serves.", labels=["state"])
         for state, count in states.items():
             found.add_metric([state.name], count)
         yield found
         found = GaugeMetricFamily("gapless_connections", "Connections that deliver.", labels=["medium"])
-        for medium in ("events", "socket"):
-            found.add_metric([medium], media[medium])
+        for medium in Medium:
+            found.add_metric([medium.value], media[medium])
         yield found
         yield GaugeMetricFamily("gapless_requests_open", "Requests that are not settled.", value=requests)
-        lag = GaugeHistogramMetricFamily("gapless_lag_events", "Events that connections have yet to be sent.")
         buckets = [(str(float(most)), float(sum(n <= most for n in lags))) for most in _LAGS]
-        lag.add_metric([], [*buckets, ("+Inf", float(len(lags)))], float(sum(lags)))
-        yield lag
+        buckets.append(("+Inf", float(len(lags))))
+        text = "Events that connections have yet to be sent, now."
+        yield HistogramMetricFamily("gapless_lag_events", text, buckets=buckets, sum_value=float(sum(lags)))
+        tasks = len(asyncio.all_tasks())
+        yield GaugeMetricFamily("gapless_tasks", "Tasks of the event loop.", value=tasks)

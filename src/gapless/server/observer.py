@@ -4,12 +4,13 @@ from __future__ import annotations
 
 import json
 import logging
+import sys
 import time
 from dataclasses import asdict, dataclass
 from enum import StrEnum
-from typing import Any, Final
+from typing import TYPE_CHECKING, Any, Final
 
-from gapless.protocol.delivery import Delivery
+from gapless.protocol.delivery import Delivery, Medium
 from gapless.protocol.inputs import (
     Dropped,
     Effect,
@@ -27,6 +28,9 @@ from gapless.protocol.inputs import (
 from gapless.protocol.refusal import Reason
 from gapless.protocol.session import Session
 from gapless.server.metrics import Metrics
+
+if TYPE_CHECKING:
+    from gapless.server.tracing import Spans
 
 __all__ = ["JsonLines", "Observer", "Turn", "Turned"]
 
@@ -50,6 +54,8 @@ class Turn(StrEnum):
     """This process goes on with the session of one that is gone (N2)."""
     BACKEND_LOST = "backend-lost"
     BACKEND_REVIVED = "backend-revived"
+    ABANDONED = "abandoned"
+    """This process serves the session no more: another has taken it, or a commit failed (N1)."""
     ENDED = "ended"
     """The session is over, for `reason`."""
 
@@ -75,6 +81,14 @@ class Observer:
     def __init__(self, metrics: Metrics | None = None) -> None:
         self.metrics = metrics or Metrics()
 
+    def spans(self, session: str, machine: Session) -> Spans | None:
+        """What makes a session's OpenTelemetry spans; `None` where nobody has asked for any."""
+        if "opentelemetry.trace" not in sys.modules:
+            return None  # whoever sets a tracer provider has imported it
+        from gapless.server.tracing import spans
+
+        return spans(session, machine)
+
     def saw(
         self,
         session: str,
@@ -93,15 +107,20 @@ class Observer:
         """
         match input, effects:
             case Listen(), [Serving()]:
+                self._resumed(input, Medium.EVENTS, machine.reason)
                 self.turned(Turn.LISTENING, session, machine, cursor=_stated(input))
+            case Listen(), [Refused(refusal)]:
+                self._resumed(input, Medium.EVENTS, refusal.reason)
             case Upgrade(), [Offered()]:
                 self.turned(Turn.OFFERED, session, machine, cursor=_stated(input))
             case Handshake(), [Serving(delivery)]:
                 self.metrics.upgrades.labels("bound").inc()
+                self._resumed(input, Medium.SOCKET, None)
                 generation = delivery.generation
                 self.turned(Turn.BOUND, session, machine, cursor=_stated(input), generation=generation)
             case Handshake(), [Refused(refusal)]:
                 self.metrics.upgrades.labels(refusal.reason.value).inc()
+                self._resumed(input, Medium.SOCKET, refusal.reason)
             case Dropped(), _ if gone is not None:
                 generation = gone.generation or None
                 self.turned(Turn.DROPPED, session, machine, code=gone.close, generation=generation)
@@ -115,6 +134,13 @@ class Observer:
                 pass
         if machine.reason is not over:
             self.turned(Turn.ENDED, session, machine, reason=str(machine.reason))
+
+    def _resumed(self, input: Listen | Handshake, medium: Medium, refused: Reason | None) -> None:
+        """Somebody asked to go on after an event."""
+        cursor = input.cursor
+        if cursor is not None and (cursor.stated.seq or cursor.stated.stream):
+            outcome = "resumed" if refused is None else refused.value
+            self.metrics.resumes.labels(medium.value, outcome).inc()
 
     def turned(self, turn: Turn, session: str, machine: Session, **about: Any) -> None:
         """A transport has taken a turn: count it, and log a line at INFO."""

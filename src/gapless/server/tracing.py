@@ -12,7 +12,7 @@ import logging
 from collections import deque
 from collections.abc import Generator
 from contextlib import contextmanager
-from typing import Any, Final, cast
+from typing import Any, Final
 
 import msgspec
 from opentelemetry.context import get_current
@@ -44,7 +44,7 @@ from gapless.protocol.inputs import (
     Serving,
     Upgrade,
 )
-from gapless.protocol.jsonrpc import Envelope, Kind, RequestId
+from gapless.protocol.jsonrpc import Envelope, RequestId
 from gapless.protocol.session import Session
 
 __all__ = ["Spans", "spans"]
@@ -60,7 +60,7 @@ _UNANSWERED: Final = "-32000"
 class _Params(msgspec.Struct):
     name: Any = None
     uri: Any = None
-    meta: Any = msgspec.field(default=None, name="_meta")
+    meta: dict[str, Any] = msgspec.field(default_factory=dict[str, Any], name="_meta")
 
 
 class _Asked(msgspec.Struct):
@@ -116,8 +116,8 @@ class Spans:
 
     def saw(self, input: Input, effects: list[Effect], version: int) -> None:
         """The machine has taken an input, of which these are the effects; it is at `version` now."""
-        if self._broken or (isinstance(input, Emitted) and input.envelope.kind is not Kind.RESPONSE):
-            return  # what is no response settles nothing
+        if self._broken:
+            return
         with self._guarded():
             if isinstance(input, Message):
                 self._take(input)
@@ -172,9 +172,8 @@ class Spans:
 
     def _begin(self, input: Message, envelope: Envelope, method: str) -> Span:
         params = _params(input.data)
-        meta = cast("dict[str, Any]", params.meta) if isinstance(params.meta, dict) else {}
         ambient = get_current_span().get_span_context()
-        carrier = {name: value for name, value in meta.items() if isinstance(value, str)}
+        carrier = {name: value for name, value in params.meta.items() if isinstance(value, str)}
         context = extract(carrier, get_current())
         # The request's own context is the parent, and that of its HTTP request a link; or else the parent.
         remote = get_current_span(context).get_span_context() != ambient
@@ -195,7 +194,7 @@ class Spans:
             context,
             SpanKind.SERVER,
             target,
-            [Link(ambient)] if remote and ambient.is_valid else (),
+            [Link(ambient)] if remote else (),
         )
 
     def _settle(self, span: Span, method: str, input: Input) -> None:

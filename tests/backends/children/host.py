@@ -8,7 +8,9 @@ from gapless.protocol.jsonrpc import Envelope, RequestId
 
 
 class Nowhere:
-    async def emit(self, data: bytes, envelope: Envelope, related: RequestId | None) -> None:
+    async def emit(
+        self, data: bytes, envelope: Envelope, related: RequestId | None, more: tuple[bytes, ...] = ()
+    ) -> None:
         pass
 
     async def lost(self, message: str, untaken: frozenset[RequestId] = frozenset()) -> None:
