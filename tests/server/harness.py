@@ -34,6 +34,7 @@ from gapless.log.memory import MemoryLog
 from gapless.protocol.block import Block, BlockDecoder
 from gapless.protocol.cursor import Link
 from gapless.protocol.jsonrpc import Envelope, RequestId, peek
+from gapless.protocol.refusal import Reason
 from gapless.protocol.settings import Limits
 from gapless.server.app import Gapless, Settings, build
 
@@ -769,14 +770,19 @@ def listening() -> socket.socket:
     return sock
 
 
+def _uncounted(_: Reason) -> None:
+    pass
+
+
 class Uvicorn:
     """uvicorn as the command runs it, started and stopped without its half-second of ticks."""
 
     def __init__(self, app: Any, sock: socket.socket) -> None:
         limits = app.sessions.limits if isinstance(app, Gapless) else Limits()
+        refused = app.sessions.observer.refused if isinstance(app, Gapless) else _uncounted
         config = uvicorn.Config(
             app,
-            http=cast("Any", partial(Requests, limits, limits.max_connections)),
+            http=cast("Any", partial(Requests, limits, limits.max_connections, refused)),
             ws=Handshakes,
             lifespan="on",
             log_config=None,

@@ -298,10 +298,10 @@ async def test_a_body_is_waited_for_so_long(serve: Serve) -> None:
 
 
 async def test_a_body_that_comes_earns_its_time(serve: Serve) -> None:
-    server = await serve(body_timeout=0.1)
+    server = await serve(body_timeout=1.0)
     session = await server.started()
     wire = await server.wire()
-    size = 64 * 1024
+    size = 48 * 1024
     await wire.send(
         "POST",
         f"{session.base}/messages",
@@ -309,7 +309,7 @@ async def test_a_body_that_comes_earns_its_time(serve: Serve) -> None:
     )
     for _ in range(size // 1024):
         await wire.write(b" " * 1024)
-        await passes(server, 0.01)
+        await passes(server, 0.03)
     assert (await wire.answer()).reason == (400, "malformed")
 
 
@@ -387,6 +387,8 @@ async def test_what_is_no_request_is_refused_with_a_reason(server: Server) -> No
     wire = await server.wire()
     await wire.write(b"nonsense\r\n\r\n")
     assert await refused(wire) == (400, "malformed")
+    counted = (await server.ask("GET", "/metrics")).body
+    assert b'gapless_refusals_total{reason="malformed"} 1.0' in counted
 
 
 async def test_nothing_is_written_into_a_stream_that_is_running(server: Server) -> None:

@@ -369,6 +369,19 @@ async def test_a_lease_that_is_not_held_is_seen(server: Server) -> None:
     assert (await counted(server))["gapless_lease_held"] == 0
 
 
+async def test_a_lease_that_another_process_took_away_is_counted(
+    server: Server, caplog: pytest.LogCaptureFixture
+) -> None:
+    session, lease = await server.started(), server.app.sessions.lease
+    assert (await counted(server))["gapless_lease_losses_total"] == 0
+    await server.log.leave(lease.id)
+    lease._until = 0.0
+    assert (await session.get("junk")).status == 400
+    assert "this process was taken for dead" in caplog.text
+    found = await counted(server)
+    assert (found["gapless_lease_losses_total"], found["gapless_lease_held"]) == (1, 1)
+
+
 async def test_refusals_are_counted_by_reason_wherever_they_are_told(server: Server) -> None:
     session, streams = await server.started(), await server.initialized()
     await session.get("x")

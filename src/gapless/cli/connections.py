@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+from collections.abc import Callable
 from typing import TYPE_CHECKING, Any, Final
 
 from uvicorn.config import Config
@@ -53,6 +54,7 @@ class Requests(HttpToolsProtocol):
         self,
         limits: Limits,
         most: int,
+        refused: Callable[[Reason], None],
         config: Config,
         server_state: ServerState,
         app_state: dict[str, Any],
@@ -61,6 +63,7 @@ class Requests(HttpToolsProtocol):
         super().__init__(config, server_state, app_state, _loop)
         self._limits = limits
         self._most = most
+        self._refused = refused
         self._over = False
         """Whether what comes is not read any more."""
         self._head: int | None = None
@@ -189,6 +192,7 @@ class Requests(HttpToolsProtocol):
         self._over = True
         self._in_time()
         if self._answered and not self.transport.is_closing():
+            self._refused(refusal.reason)
             _refuse(self.transport, refusal)
         else:
             self.transport.close()

@@ -27,7 +27,7 @@ from gapless.protocol.block import BLOCK_OVERHEAD
 from gapless.protocol.refusal import CLOSE_RESTART
 from gapless.protocol.settings import Limits
 from gapless.server.app import Gapless
-from gapless.server.observer import JsonLines
+from gapless.server.observer import JsonLines, Observer
 
 __all__ = ["Manner", "bind", "run"]
 
@@ -106,11 +106,13 @@ def _log_to_stderr(manner: Manner) -> None:
     text = logging.Formatter("gapless: %(levelname)s: %(message)s")
     handler.setFormatter(JsonLines() if manner.log_format == "json" else text)
     level = manner.log_level.upper()
-    for name in ("gapless", "uvicorn", "asyncio"):
+    # Others say more than is ours to tell. At INFO uvicorn logs paths, with the tokens in them; at
+    # WARNING, what clients get wrong, which would be lines for anybody to write: those are counted.
+    levels = {"gapless": level, "asyncio": "ERROR" if level == "ERROR" else "WARNING", "uvicorn": "ERROR"}
+    for name, at in levels.items():
         logger = logging.getLogger(name)
         logger.addHandler(handler)
-        # Others say more than is ours to tell at INFO: uvicorn logs paths, with the tokens in them.
-        logger.setLevel(level if name == "gapless" or level == "ERROR" else "WARNING")
+        logger.setLevel(at)
         logger.propagate = False
 
 
@@ -121,7 +123,7 @@ class _Server(uvicorn.Server):
         yield
 
 
-def _requests(limits: Limits) -> Any:
+def _requests(limits: Limits, observer: Observer) -> Any:
     """Takes connections, as many as there are descriptors for: the log and MCP servers need some, too."""
     held, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
     wanted = limits.max_connections * 4 // 3
@@ -131,14 +133,14 @@ def _requests(limits: Limits) -> Any:
             resource.setrlimit(resource.RLIMIT_NOFILE, (more, hard))
             held = more
         wanted = held
-    return partial(Requests, limits, wanted * 3 // 4)
+    return partial(Requests, limits, wanted * 3 // 4, observer.refused)
 
 
 async def _serve(app: Gapless, listening: socket.socket, started: Callable[[], None], manner: Manner) -> None:
     server = _Server(
         uvicorn.Config(
             app,
-            http=_requests(app.sessions.limits),
+            http=_requests(app.sessions.limits, app.sessions.observer),
             ws=Handshakes,
             # ASGI cannot tell of pongs: our own probes and keep-alives do what pings are for.
             ws_ping_interval=None,
@@ -149,7 +151,6 @@ async def _serve(app: Gapless, listening: socket.socket, started: Callable[[], N
             forwarded_allow_ips=list(manner.proxies),
             server_header=False,
             log_config=None,
-            log_level="warning",
             timeout_graceful_shutdown=_GRACE,
         )
     )

@@ -45,6 +45,8 @@ class Lease:
         self._beating: asyncio.Task[None] | None = None
         self._renewing: asyncio.Task[None] | None = None
         self.id = OwnerId(0)
+        self.lost = 0
+        """Times that this process was taken for dead."""
 
     async def start(self, address: str) -> None:
         """Become an owner, whom others reach at `address`.
@@ -108,6 +110,7 @@ class Lease:
             losses = await self._log.beat(self.id)
         except ConflictError:
             _log.warning("this process was taken for dead")
+            self.lost += 1
             self.id, losses = await self._log.join(self._address), 0
             self._losses = None
         if losses != self._losses:

@@ -7,14 +7,15 @@ from collections import Counter as Tally
 from collections.abc import Callable, Iterable, Iterator
 from typing import Final
 
-from prometheus_client import CollectorRegistry, Counter, Gauge, Histogram, generate_latest
-from prometheus_client.core import GaugeMetricFamily, HistogramMetricFamily, Metric
+from prometheus_client import CollectorRegistry, Counter, Histogram, generate_latest
+from prometheus_client.core import CounterMetricFamily, GaugeMetricFamily, HistogramMetricFamily, Metric
 from prometheus_client.registry import Collector
 
 from gapless.protocol.delivery import Medium
 from gapless.protocol.refusal import Reason
 from gapless.protocol.seam import SessionState
 from gapless.protocol.session import Session
+from gapless.server.lease import Lease
 
 __all__ = ["CONTENT_TYPE", "Metrics"]
 
@@ -62,16 +63,14 @@ class Metrics:
             "Events evicted before any ack.",
             registry=registry,
         )
-        self.lease = Gauge("gapless_lease_held", "Whether this process may write.", registry=registry)
         for reason in Reason:  # so that a rate is there before the first refusal
             self.refusals.labels(reason.value)
         for medium in Medium:
             self.resumes.labels(medium.value, "resumed")
 
-    def read_off(self, sessions: Callable[[], Iterable[Session]], held: Callable[[], bool]) -> None:
-        """Read sessions and connections off these, and whether the lease is held, whenever somebody asks."""
-        self.registry.register(_Sessions(sessions))
-        self.lease.set_function(held)
+    def read_off(self, sessions: Callable[[], Iterable[Session]], lease: Callable[[], Lease]) -> None:
+        """Read sessions, connections and the lease off these, whenever somebody asks."""
+        self.registry.register(_Now(sessions, lease))
 
     def text(self) -> bytes:
         """Everything, in Prometheus's text format; of the event loop that it is asked in, the tasks."""
@@ -90,9 +89,10 @@ class _Plain(Collector):
             yield metric
 
 
-class _Sessions(Collector):
-    def __init__(self, sessions: Callable[[], Iterable[Session]]) -> None:
+class _Now(Collector):
+    def __init__(self, sessions: Callable[[], Iterable[Session]], lease: Callable[[], Lease]) -> None:
         self._sessions = sessions
+        self._lease = lease
 
     def collect(self) -> Iterator[Metric]:
         states = Tally(dict.fromkeys(SessionState, 0))
@@ -116,5 +116,8 @@ class _Sessions(Collector):
         buckets.append(("+Inf", float(len(lags))))
         text = "Events that connections have yet to be sent, now."
         yield HistogramMetricFamily("gapless_lag_events", text, buckets=buckets, sum_value=float(sum(lags)))
+        lease, text = self._lease(), "Times that this process was taken for dead."
+        yield GaugeMetricFamily("gapless_lease_held", "Whether this process may write.", value=lease.held)
+        yield CounterMetricFamily("gapless_lease_losses", text, value=lease.lost)
         tasks = len(asyncio.all_tasks())
         yield GaugeMetricFamily("gapless_tasks", "Tasks of the event loop.", value=tasks)

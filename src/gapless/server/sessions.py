@@ -82,7 +82,7 @@ class Sessions:
         self._lease = Lease(self.log, self.limits.lease, self._check_owned)
         await self._lease.start(address)
         await self.backends.start()
-        self.observer.metrics.read_off(lambda: (live.machine for live in self.all()), lambda: self.lease.held)
+        self.observer.metrics.read_off(lambda: (live.machine for live in self.all()), lambda: self.lease)
         self._janitor = asyncio.create_task(self._clean())
 
     async def close(self) -> None:
