@@ -6,6 +6,7 @@ BIN    := $(VENV)/bin
 PY     := $(BIN)/python
 READY  := $(VENV)/.installed
 LADDER := examples.ladder_server:server
+SECONDS ?= 3600
 
 export PIP_DISABLE_PIP_VERSION_CHECK := 1
 
@@ -39,10 +40,22 @@ torture: $(READY) ## every named experiment on Gapless, at its full count (about
 crash: $(READY) ## kill, stop, fill up and pull the plug: nothing committed is lost (about 15 minutes; root)
 	$(PY) -m pytest --crash -n 4 --dist worksteal
 
+.PHONY: soak
+soak: $(READY) ## mixed life for an hour, or SECONDS=180: nothing is lost, and nothing grows (Linux)
+	$(PY) -m tests.soak --seconds $(SECONDS)
+
+.PHONY: crowd
+crowd: $(READY) ## 5,000 idle and 2,000 live sessions, all of them back at once (about 4 minutes; Linux)
+	$(PY) -m tests.soak.crowd
+
 .PHONY: interop
 interop: $(READY) ## the official conformance suite, other clients, servers, proxies (about 7 minutes; npm, nginx)
 	$(PY) -m tests.interop.run
 	$(PY) -m pytest --interop
+
+.PHONY: attack
+attack: $(READY) ## a million bad inputs to HTTP, WebSocket and every endpoint (about 6 minutes; Linux)
+	$(PY) -m tests.attack
 
 .PHONY: trials
 trials: $(READY) ## 1,000 sessions with random faults at random moments
@@ -51,6 +64,10 @@ trials: $(READY) ## 1,000 sessions with random faults at random moments
 .PHONY: peers
 peers: $(READY) ## measure resumption side by side with other MCP servers
 	$(PY) benchmarks/peers/run.py
+
+.PHONY: bench
+bench: $(READY) ## how fast it is, beside its targets: writes docs/reference/performance.md (under 20 minutes; Linux)
+	$(PY) benchmarks/run.py
 
 .PHONY: explore
 explore: $(READY) ## search far more interleavings than `make test` does
@@ -72,7 +89,7 @@ docs: $(READY) ## make the generated parts of the docs anew
 
 .PHONY: clean
 clean: ## remove the environment, caches and build products
-	rm -rf $(VENV) build dist benchmarks/peers/.build htmlcov .coverage .coverage.* .hypothesis
+	rm -rf $(VENV) build dist benchmarks/.build benchmarks/peers/.build htmlcov .coverage .coverage.* .hypothesis
 	rm -rf .import_linter_cache .pytest_cache .ruff_cache
 	find src tests examples benchmarks tools -name __pycache__ -prune -exec rm -rf {} + 2>/dev/null || true
 

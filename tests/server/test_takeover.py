@@ -564,6 +564,33 @@ async def test_what_is_meant_for_the_next_backend_is_not_sent_to_one_that_was_gi
     await recovered(server)
 
 
+@pytest.mark.rule("N2")
+async def test_sessions_that_begin_anew_at_once_are_told_by_turns_what_was_said(
+    serve: Serve, server: Server, path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Each has its time from when its turn comes; a backend that takes longer gives its turn away."""
+    sessions = [await shaken(server) for _ in range(5)]
+    monkeypatch.setattr(sessions_module, "_REVIVALS", 2)
+    server = await restarted(serve, path, *sessions)
+    for session in sessions:
+        await session.events(session.start)
+    first, second = await server.backends.opened(), await server.backends.opened()
+    assert {(await backend.take())["method"] for backend in (first, second)} == {"initialize"}
+    for session in sessions:  # all have had turns enough
+        assert (await session.ack(session.start)).status == 200
+    assert len(server.backends.all) == 2
+    await first.say(says("replay-1"))
+    third = await server.backends.opened()
+    assert (await third.take())["method"] == "initialize"
+    assert len(server.backends.all) == 3
+    monkeypatch.setattr(live_module, "_REPLAY", 0.05)
+    await third.say(says("replay-1"))
+    fourth = await server.backends.opened()  # which says nothing
+    await soon(fourth.closed.wait())
+    assert not second.closed.is_set()
+    assert await server.backends.opened() is not fourth
+
+
 # Whoever asks --------------------------------------------------------------------------------------
 
 

@@ -10,6 +10,7 @@ from uvicorn.config import Config
 from uvicorn.protocols.http.httptools_impl import HttpToolsProtocol, RequestResponseCycle
 from uvicorn.protocols.websockets.websockets_sansio_impl import WebSocketsSansIOProtocol
 from uvicorn.server import ServerState
+from websockets.http11 import Request
 
 from gapless.protocol.refusal import Reason, Refusal
 from gapless.protocol.settings import Limits
@@ -113,6 +114,20 @@ class Requests(HttpToolsProtocol):
         elif self._overdue is None and self._answered:
             self._await_headers()  # blank lines, say, of which the parser does not tell
 
+    def _unsupported_upgrade_warning(self) -> None:
+        """Answer as if no upgrade were asked for. What follows cannot be read: that answer is the last."""
+        if not self._over:
+            self.cycle.keep_alive = False
+
+    def handle_websocket_upgrade(self) -> None:
+        """Go over to a socket, unless refused; what is still being answered would be written into it."""
+        if self._over:
+            return
+        if self._answered:
+            super().handle_websocket_upgrade()
+        else:
+            self._refuse(Refusal(Reason.MALFORMED, "a handshake waits for the answers before it"))
+
     def send_400_response(self, msg: str) -> None:
         """What came is no request."""
         self._refuse(Refusal(Reason.MALFORMED, "this is no HTTP request"))
@@ -123,12 +138,18 @@ class Requests(HttpToolsProtocol):
         """A request's first byte."""
         super().on_message_begin()
         self._began = True
-        self._await_headers()
+        if not self._over:
+            self._await_headers()
 
     def on_headers_complete(self) -> None:
         """Headers are whole."""
+        if self._over:  # refused, and this came along with what was
+            return
         self._head = None
         self._in_time()
+        if self.parser.get_http_version() not in ("1.0", "1.1"):
+            self._refuse(Refusal(Reason.MALFORMED, "this is HTTP/1.1"))
+            return
         size = len(self.url) + sum(len(name) + len(value) + 4 for name, value in self.headers)
         if max(size, len(self.url)) > self._limits.max_header_bytes or self._long():
             self._too_large()
@@ -189,6 +210,8 @@ class Requests(HttpToolsProtocol):
         self._refuse(refusal)
 
     def _refuse(self, refusal: Refusal) -> None:
+        if self._over:
+            return
         self._over = True
         self._in_time()
         if self._answered and not self.transport.is_closing():
@@ -202,6 +225,38 @@ class Handshakes(WebSocketsSansIOProtocol):
     """WebSocket: refuses what is no handshake (a header line above 8 KiB, say); uvicorn says nothing."""
 
     _over = False
+
+    def handle_connect(self, event: Request) -> None:
+        """Take a handshake, or refuse it."""
+        response = self.conn.accept(event)
+        if response.status_code == 101:
+            super().handle_connect(event)
+            return
+        self.handshake_initiated = self.handshake_complete = self.close_sent = self._over = True
+        text = f"the handshake cannot be accepted: {response.body.decode(errors='replace').strip()}"
+        _refuse(self.transport, Refusal(Reason.MALFORMED, text))
+
+    def handle_parser_exception(self) -> None:
+        """Close; before the 101 there is no close frame to say so with."""
+        if self.conn.close_sent is not None:
+            super().handle_parser_exception()
+            return
+        self.close_sent = self._over = True
+        self.queue.put_nowait({"type": "websocket.disconnect", "code": 1002})
+        self.transport.close()
+
+    def send_receive_event_to_app(self) -> None:
+        """Hand over a message; one that is not UTF-8 closes, which is no error of ours to log."""
+        if self.curr_msg_data_type == "text" and not self.close_sent:
+            try:
+                b"".join(self.frames).decode()
+            except UnicodeDecodeError:
+                self.frames = []
+                if self.conn.close_sent is None:
+                    self.conn.send_close(1007)
+                self.handle_parser_exception()
+                return
+        super().send_receive_event_to_app()
 
     def data_received(self, data: bytes) -> None:
         """Read on, and refuse once nothing more can be read."""

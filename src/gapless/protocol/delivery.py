@@ -141,8 +141,6 @@ def poll(session: Session, delivery: Delivery, now: float) -> Step:
     opening = not delivery.opened
     if opening:
         delivery.heard_at = now
-    elif _forsaken(session, delivery, now):
-        return Finish(b"", CLOSE_GOING_AWAY)  # C8
     control = _control(session, delivery)
     if opening and delivery.medium is Medium.SOCKET:
         return Deliver(control, delivery.position, delivery.position)  # U2: a frame of its own, and first
@@ -152,6 +150,8 @@ def poll(session: Session, delivery: Delivery, now: float) -> Step:
     code = _over(session, delivery)
     if code is not None:
         return Finish(control, code)
+    if not opening and _forsaken(session, delivery, now):
+        return Finish(b"", CLOSE_GOING_AWAY)  # C8, after what there is to deliver, however long that took
     if control:
         return Deliver(control, delivery.position, delivery.position)
     silent = delivery.written_at + session.limits.keepalive

@@ -125,6 +125,8 @@ def peek(data: bytes) -> Envelope:
     method = message.method
     if method is None:
         return _response(message)
+    if message.result or message.error:  # to some readers it is a response, and then nobody answers it
+        raise MalformedError("a JSON-RPC message with a method, and a result or an error")
     if message.id is msgspec.UNSET:
         if method not in _SPEAK_OF:
             return Envelope(Kind.NOTIFICATION, method=method)

@@ -42,6 +42,7 @@ class Reason(StrEnum):
     SESSION_EXPIRED = "session-expired"
     SESSION_ENDED = "session-ended"
     BACKEND_LOST = "backend-lost"
+    NOT_FOUND = "not-found"
     METHOD_NOT_ALLOWED = "method-not-allowed"
     NOT_ACCEPTABLE = "not-acceptable"
     UNSUPPORTED_MEDIA_TYPE = "unsupported-media-type"
@@ -107,6 +108,7 @@ _TABLE: Final[dict[Reason, Row]] = {
     Reason.SESSION_EXPIRED: Row(404, 4404, Action.NEW_SESSION),
     Reason.SESSION_ENDED: Row(404, 4404, Action.NEW_SESSION),
     Reason.BACKEND_LOST: Row(404, 4404, Action.NEW_SESSION),
+    Reason.NOT_FOUND: Row(404, None, Action.FAIL),
     Reason.METHOD_NOT_ALLOWED: Row(405, None, Action.FAIL),
     Reason.NOT_ACCEPTABLE: Row(406, None, Action.FAIL),
     Reason.UNSUPPORTED_MEDIA_TYPE: Row(415, None, Action.FAIL),

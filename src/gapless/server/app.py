@@ -19,6 +19,7 @@ from gapless.auth.base import Verifier
 from gapless.backends.base import BackendFactory
 from gapless.errors import UsageError
 from gapless.log.base import Log
+from gapless.protocol.refusal import Reason, Refusal
 from gapless.protocol.settings import Limits
 from gapless.server.access import LOOPBACK, METADATA, Access
 from gapless.server.door import SessionView
@@ -27,6 +28,7 @@ from gapless.server.operations import OPERATIONS, Operations
 from gapless.server.relay import Doorway
 from gapless.server.sessions import Sessions
 from gapless.server.streams import StreamView
+from gapless.server.wire import refuse
 
 __all__ = ["Gapless", "Settings", "build"]
 
@@ -142,6 +144,11 @@ def _cross_origin(settings: Settings) -> list[Middleware]:
     ]
 
 
+async def _nowhere(scope: Scope, receive: Receive, send: Send) -> None:
+    """What is no endpoint is refused as those refuse."""
+    await refuse(scope, receive, send, Refusal(Reason.NOT_FOUND, "there is no endpoint of this name"))
+
+
 def build(log: Log, backends: BackendFactory, settings: Settings) -> Gapless:
     """Assemble the application around a log and a backend."""
     sessions = Sessions(log, backends, settings.limits)
@@ -173,6 +180,7 @@ def build(log: Log, backends: BackendFactory, settings: Settings) -> Gapless:
         middleware=_cross_origin(settings),
         lifespan=lifespan,
     )
+    app.router.default = _nowhere
     app.verifier = settings.verifier
     app.sessions = sessions
     app.doorway = Doorway(app, settings.limits.max_message_bytes)

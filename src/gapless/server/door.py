@@ -333,7 +333,7 @@ class SessionView(Endpoint):
                 code = reader.result()
             if code is not None:
                 writer.cancel()
-                with suppress(TimeoutError):
+                with suppress(TimeoutError, RuntimeError):  # uvicorn's word for a socket that it has closed
                     async with asyncio.timeout(_CLOSE_WAIT):
                         await send({"type": "websocket.close", "code": code})
         finally:

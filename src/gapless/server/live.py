@@ -90,6 +90,7 @@ class Live:
         lease: Lease,
         observer: Observer,
         fence: int = 0,
+        revivals: asyncio.Semaphore | None = None,
     ) -> None:
         self.key = key
         self.name = key.hex()[:8]
@@ -121,7 +122,9 @@ class Live:
         self._closed = False
         self._closing: set[asyncio.Task[None]] = set()
         self._reviving: asyncio.Task[None] | None = None
-        self._overdue: asyncio.TimerHandle | None = None
+        self._revivals = revivals or asyncio.Semaphore()
+        """Held while a fresh backend is told what the last one was."""
+        self._replayed = asyncio.Event()
         self.upgrades = Rate(machine.limits.max_upgrades_per_minute, self.clock())
         self.stale = False
         self.failing = False
@@ -172,6 +175,8 @@ class Live:
         if not isinstance(input, _UNSEEN) or machine.reason is not over:
             self._observer.saw(self.name, machine, input, effects, over=over, gone=gone)
             self._time_crossing(input, effects)
+        if self._reviving is not None and machine.carried.phase is not Phase.REPLAYING:
+            self._replayed.set()
         self._version += 1
         if self._spans is not None:
             self._spans.saw(input, effects, self._version)
@@ -561,8 +566,14 @@ class Live:
                 if self.stale:
                     return
                 await asyncio.sleep(_RETRY_STORAGE)
-        self.offer(revival)
-        self._overdue = asyncio.get_running_loop().call_later(_REPLAY, self._give_up, incarnation)
+        # Where all sessions begin anew at once, each is to have its time, or all of them would be late.
+        async with self._revivals:
+            self._replayed.clear()
+            self.offer(revival)
+            with suppress(TimeoutError):
+                async with asyncio.timeout(_REPLAY):
+                    await self._replayed.wait()
+        self._give_up(incarnation)
 
     async def _orders(self) -> tuple[Waiting, ...]:
         """What a fresh backend is told, in the order in which the client said it."""
@@ -603,8 +614,6 @@ class Live:
         tasks = [task for task in (self._dispatcher, self._reviving) if task is not None]
         for task in tasks:
             task.cancel()
-        if self._overdue is not None:
-            self._overdue.cancel()
         self.close_backend()
         await asyncio.gather(*tasks, return_exceptions=True)  # one may be starting a backend
         await asyncio.gather(*self._closing)

@@ -36,6 +36,8 @@ __all__ = ["Elsewhere", "Sessions", "own"]
 _log: Final = logging.getLogger("gapless.sessions")
 _SWEEP: Final = 60.0
 """Seconds between two looks at what dead processes have left behind."""
+_REVIVALS: Final = 32
+"""Fresh backends that are told at a time what those before them were."""
 _CONTENDERS: Final = 5
 """Times that a session's owner may change under the eyes of somebody who looks for it."""
 
@@ -61,9 +63,12 @@ class Sessions:
         self.observer = observer or Observer()
         self._live: dict[SessionKey, Live] = {}
         self._opening = Counter[str]()
+        self._of = Counter[str]()
+        """Sessions in `_live`, by principal."""
         self._loading: dict[SessionKey, asyncio.Task[Live | Elsewhere | None]] = {}
         self._orphans: dict[SessionKey, float] = {}
         self._leaving: set[asyncio.Task[None]] = set()
+        self._revivals = asyncio.Semaphore(_REVIVALS)
         self._janitor: asyncio.Task[None] | None = None
         self._lease: Lease | None = None
         self.draining = False
@@ -168,10 +173,12 @@ class Sessions:
         most, things = limits.max_sessions, "sessions"
         if self.backends.spawns and limits.max_children < most:
             most, things = limits.max_children, "MCP servers"
-        if self._count() >= most:
+        # They are counted one by one only where those that have ended could make the difference.
+        if len(self._live) + self._opening.total() >= most and self._count() >= most:
             return Refusal(Reason.LIMIT, f"this server runs {most} {things}")
         most = limits.max_principal_sessions
-        if principal != ANONYMOUS.name and self._count(principal) >= most:
+        held = self._of[principal] + self._opening[principal]
+        if principal != ANONYMOUS.name and held >= most and self._count(principal) >= most:
             return Refusal(Reason.LIMIT, f"{most} sessions of this principal are open", own=True)
         return None
 
@@ -268,7 +275,9 @@ class Sessions:
         return live
 
     def _serve(self, key: SessionKey, principal: str, machine: Session, fence: int = 0) -> Live:
-        return Live(key, principal, machine, self.log, self.backends, self.lease, self.observer, fence)
+        self._of[principal] += 1
+        log, backends, revivals = self.log, self.backends, self._revivals
+        return Live(key, principal, machine, log, backends, self.lease, self.observer, fence, revivals)
 
     def all(self) -> Iterable[Live]:
         """The sessions that are live in this process."""
@@ -339,6 +348,7 @@ class Sessions:
         """Serve a session no more; what it leaves behind is closed meanwhile."""
         if self._live.get(live.key) is live:
             del self._live[live.key]
+            self._of[live.principal] -= 1
             leaving = asyncio.create_task(live.close())
             self._leaving.add(leaving)
             leaving.add_done_callback(self._leaving.discard)
