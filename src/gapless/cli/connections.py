@@ -147,7 +147,7 @@ class Requests(HttpToolsProtocol):
             return
         self._head = None
         self._in_time()
-        if self.parser.get_http_version() not in ("1.0", "1.1"):
+        if self.parser is not None and self.parser.get_http_version() not in ("1.0", "1.1"):
             self._refuse(Refusal(Reason.MALFORMED, "this is HTTP/1.1"))
             return
         size = len(self.url) + sum(len(name) + len(value) + 4 for name, value in self.headers)
