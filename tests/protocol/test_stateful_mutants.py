@@ -110,7 +110,7 @@ def a_retired_process_that_is_heard(patch: Patch) -> None:
     real = Inbox.judge
 
     def judge(self: Inbox, process: str, number: int, same: bool) -> Verdict:
-        self.retired = frozenset()
+        self.retired = ()
         return real(self, process, number, same)
 
     patch.setattr(Inbox, "judge", judge)

@@ -185,6 +185,31 @@ async def test_a_request_too_many_of_the_stream_view_is_refused_on_its_own_post(
     assert answer.header("retry-after") == "1"
 
 
+@pytest.mark.rule("L6", "N2")
+async def test_a_session_is_subscribed_to_so_much(serve: Serve) -> None:
+    server = await serve(max_subscriptions=2)
+    session = await server.started()
+    for number in (2, 3):
+        wanted = request(number, "resources/subscribe", uri=f"a:{number}")
+        assert (await session.post(number, wanted)).status == 202
+        await session.backend.take()
+    assert (await session.post(4, request(4, "resources/subscribe", uri="a:4"))).reason == (429, "limit")
+    assert (await session.post(5, request(5, "resources/unsubscribe", uri="a:2"))).status == 202
+    await session.backend.take()
+    assert (await session.post(6, request(6, "resources/subscribe", uri="a:6"))).status == 202
+    assert (await session.backend.take())["id"] == 6
+
+
+@pytest.mark.rule("L6")
+async def test_client_processes_that_come_and_go_fill_no_memory(server: Server) -> None:
+    session = await server.started()
+    for number in range(2, 302):
+        assert (await session.post(number, note(), process=f"p{number}")).status == 202
+    (live,) = server.app.sessions.all()
+    assert len(live.machine.inbox.retired) == 256
+    assert (await session.post(302, note(), process="p300")).reason == (409, "message-conflict")
+
+
 async def test_upgrades_are_attempted_so_often(serve: Serve) -> None:
     server = await serve(max_upgrades_per_minute=2)
     session = await server.started()

@@ -32,6 +32,7 @@ _SERVED: Final = {
 _TAKEN: Final = {
     "max_inbox": "How many messages of a session may wait for its MCP server.",
     "max_requests": "How many requests of a session may be in flight.",
+    "max_subscriptions": "How many resources a session may be subscribed to.",
     "max_session_connections": "How many event streams and WebSockets a session may have.",
     "max_upgrades_per_minute": "How often a session may try to move to a WebSocket.",
     "max_sessions": "How many sessions there may be.",

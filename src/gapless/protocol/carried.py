@@ -22,6 +22,7 @@ from gapless.protocol.marks import UNMARKED, Mark
 __all__ = [
     "HANDSHAKES",
     "LISTEN",
+    "SUBSCRIBE",
     "Carried",
     "Phase",
     "Waiting",
@@ -33,11 +34,13 @@ __all__ = [
 ]
 
 LISTEN: Final = "subscriptions/listen"
+SUBSCRIBE: Final = "resources/subscribe"
 HANDSHAKES: Final = ("initialize", "server/discover")
 """Requests whose results tell a client what its server is."""
 
 _SUBSCRIPTION: Final = "io.modelcontextprotocol/subscriptionId"
 _TOLD_BYTES: Final = 16
+_TO: Final = "subscribe "
 _LISTS: Final = ("tools", "prompts", "resources")
 
 
@@ -145,15 +148,20 @@ class Carried:
         """What this incarnation's own IDs bear; nothing, where none went before it (N3)."""
         return Mark(f"b{self.incarnation}.") if self.incarnation > 1 else UNMARKED
 
+    @property
+    def subscriptions(self) -> int:
+        """How many resources the client is subscribed to, as far as backends were told."""
+        return sum(about.startswith(_TO) for about in self.orders)
+
     def note(self, number: int, data: bytes, envelope: Envelope) -> None:
         """Note what a client's message would have to be to a fresh incarnation."""
         match envelope.method:
             case "notifications/initialized" | "logging/setLevel" as method:
                 self.orders[method] = number
-            case "resources/subscribe":
-                self.orders[f"subscribe {_uri(data)}"] = number
+            case name if name == SUBSCRIBE:
+                self.orders[f"{_TO}{_uri(data)}"] = number
             case "resources/unsubscribe":
-                self.orders.pop(f"subscribe {_uri(data)}", None)
+                self.orders.pop(f"{_TO}{_uri(data)}", None)
             case _:
                 pass
 

@@ -4,11 +4,16 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 from enum import Enum
+from typing import Final
 
 from gapless.protocol.carried import LISTEN
 from gapless.protocol.jsonrpc import Envelope, Kind, RequestId
 
 __all__ = ["Inbox", "OpenRequest", "Verdict"]
+
+
+_RETIRED: Final = 256
+"""How many processes are remembered that were replaced: whoever changes them fills no memory."""
 
 
 class Verdict(Enum):
@@ -48,8 +53,8 @@ class Inbox:
         self.open: dict[RequestId, OpenRequest] = {}
         self.asked: dict[RequestId, int] = {}
         """Server→client requests that the client has not answered: ID to event number."""
-        self.retired: frozenset[str] = frozenset()
-        """Client processes that a newcomer has replaced (L6)."""
+        self.retired: tuple[str, ...] = ()
+        """Client processes that a newcomer has replaced, of late (L6)."""
 
     def judge(self, process: str, number: int, same: bool) -> Verdict:
         """Judge a numbered message; `same` says that an earlier one under this number had these bytes."""
@@ -65,7 +70,7 @@ class Inbox:
         """Take the next number for a message of `process`; older processes may send no more (L6)."""
         if process is not None and process != self.process:
             if self.process is not None:
-                self.retired |= {self.process}
+                self.retired = (*self.retired, self.process)[-_RETIRED:]
             self.process = process
         self.received += 1
         return self.received

@@ -93,7 +93,7 @@ def write_record(session: Session, principal: str, ended_at: float | None) -> by
             concluded=tuple(sorted(door.concluded)),
             generation=door.generation,
             process=inbox.process,
-            retired=tuple(sorted(inbox.retired)),
+            retired=inbox.retired,
             acks=outbox.acks,
             open=tuple(_Open(r.id, r.number, r.stream, r.method, r.token) for r in inbox.open.values()),
             asked=tuple(inbox.asked.items()),
@@ -161,7 +161,7 @@ def restore(record: Record, log: Retained, limits: Limits, durability: str, now:
         outbox.pin_gap(*record.pin, now + limits.upgrade_window)
     session.resume_taken(log.committed, log.dispatched)
     inbox = session.inbox
-    inbox.received, inbox.process, inbox.retired = log.received, record.process, frozenset(record.retired)
+    inbox.received, inbox.process, inbox.retired = log.received, record.process, record.retired
     inbox.confirm(log.received, record.process)
     inbox.open = {r.id: OpenRequest(r.id, r.number, r.stream, r.method, r.token) for r in record.open}
     inbox.asked = dict(record.asked)

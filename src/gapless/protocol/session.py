@@ -15,7 +15,7 @@ from typing import Final, assert_never
 import msgspec
 
 from gapless.protocol.block import encode_block
-from gapless.protocol.carried import HANDSHAKES, Carried, Waiting
+from gapless.protocol.carried import HANDSHAKES, SUBSCRIBE, Carried, Waiting
 from gapless.protocol.cursor import START, EventId, Link, Position
 from gapless.protocol.delivery import ConnectionId, Delivery, Medium, Step, Untold, poll
 from gapless.protocol.door import Asked, Do, Door
@@ -328,9 +328,8 @@ class Session:
             refused = self.refusal(Reason.DUPLICATE_ID, text)
             self._refuse_on(connection, input, refused, number)
             return [refused]
-        if problem is None and envelope is not None and self._asks_too_much(envelope):
-            text = f"{self.limits.max_requests} requests of this session are in flight"
-            problem = Problem(Reason.LIMIT, text, envelope)
+        if problem is None and envelope is not None:
+            problem = self._too_much(envelope)
         if problem is not None:
             return self._take_problem(problem, input, connection, now)
         number = self._record(input, input.data)
@@ -352,8 +351,16 @@ class Session:
         self.carried.waiting.append(Waiting(number, input.data, envelope))
         return hand_over(self) + effects
 
-    def _asks_too_much(self, envelope: Envelope) -> bool:
-        return envelope.kind is Kind.REQUEST and len(self.inbox.open) >= self.limits.max_requests
+    def _too_much(self, envelope: Envelope) -> Problem | None:
+        if envelope.kind is not Kind.REQUEST:
+            return None
+        most = self.limits.max_requests
+        if len(self.inbox.open) >= most:
+            return Problem(Reason.LIMIT, f"{most} requests of this session are in flight", envelope)
+        most = self.limits.max_subscriptions
+        if envelope.method == SUBSCRIBE and self.carried.subscriptions >= most:
+            return Problem(Reason.LIMIT, f"this session has {most} subscriptions", envelope)
+        return None
 
     def _take_problem(
         self, problem: Problem, input: Message, connection: Delivery | None, now: float

@@ -45,6 +45,8 @@ class Limits:
     """Accepted messages of a session that wait for the backend; while there are that many, `limit`."""
     max_requests: int = 1024
     """Requests of a session that are not settled; one more is answered with `limit`, and runs nothing."""
+    max_subscriptions: int = 1024
+    """Resources that a session is subscribed to; a fresh backend has to be told of each."""
     max_session_connections: int = 1024
     """Event streams and sockets of a session at a time."""
     max_upgrades_per_minute: int = 600
