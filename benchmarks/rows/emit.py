@@ -1,0 +1,104 @@
+"""Rows 1 and 2: what an event costs a server that emits as fast as it can.
+
+One call that emits 1,000 notifications of 300 bytes, in one session and in 50 at once: the official SDK's
+server with an event store in memory, against Gapless on SQLite with `synchronous=FULL`, before a stdio
+server whose lines are ready and before the very object that the SDK serves. All are asked by the same
+client, in standard MCP. CPU is the server process's own; the stdio server's is not in it. Told besides:
+the object without any transport, which is the most that the ratio in process could be.
+"""
+
+from __future__ import annotations
+
+import os
+import subprocess
+import sys
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from itertools import chain
+
+from benchmarks.harness import HERE, ROOT, SERVER_CORE, Bench, Figure, Server, on_core, ratio
+from benchmarks.load import Standard, check, gather
+
+__all__ = ["emitting", "fifty", "microseconds", "one"]
+
+EVENTS = 1000
+
+
+def one(bench: Bench) -> list[Figure]:
+    """Row 1: one session."""
+    return _compare(bench, sessions=1, calls=5 if bench.quick else 20)
+
+
+def fifty(bench: Bench) -> list[Figure]:
+    """Row 2: 50 calls in 50 sessions, all at once."""
+    return _compare(bench, sessions=10 if bench.quick else 50, calls=1)
+
+
+def _compare(bench: Bench, *, sessions: int, calls: int) -> list[Figure]:
+    with (
+        bench.sdk() as sdk,
+        bench.gapless(backend="stdio") as stdio,
+        bench.gapless(backend="object") as object_,
+        _alone() as alone,
+    ):
+        taken = bench.take(
+            {
+                "sdk": emitting(sdk, sessions, calls),
+                "stdio": emitting(stdio, sessions, calls),
+                "object": emitting(object_, sessions, calls),
+                "alone": alone,
+            }
+        )
+    sdk = taken["sdk"]
+    most = "the object without a transport: the most there could be"
+    return [
+        ratio("stdio backend", sdk, taken["stdio"], 20, "at least", microseconds),
+        ratio("SDK object in process", sdk, taken["object"], 6, "at least", microseconds),
+        ratio(most, sdk, taken["alone"], None, "at least", microseconds),
+    ]
+
+
+@contextmanager
+def _alone() -> Iterator[Callable[[], float]]:
+    """The CPU seconds for each event of the object in a process that drops what it emits."""
+    with on_core(SERVER_CORE):
+        process = subprocess.Popen(
+            [sys.executable, str(HERE / "servers" / "alone.py")],
+            cwd=ROOT,
+            env={**os.environ, "PYTHONPATH": str(ROOT)},
+            stdin=subprocess.PIPE,
+            stdout=subprocess.PIPE,
+            text=True,
+        )
+    assert process.stdin is not None
+    assert process.stdout is not None
+    asking, telling = process.stdin, process.stdout
+
+    def measure() -> float:
+        asking.write(f"{20 * EVENTS}\n")
+        asking.flush()
+        return float(telling.readline())
+
+    try:
+        yield measure
+    finally:
+        process.kill()
+        process.wait()
+
+
+def emitting(server: Server, sessions: int, calls: int) -> Callable[[], float]:
+    """The server's CPU seconds for each event of so many calls at once."""
+    clients = [Standard(server.port) for _ in range(sessions)]
+
+    def measure() -> float:
+        spent, arrived = server.spent(lambda: [gather(clients, EVENTS) for _ in range(calls)])
+        for data in chain.from_iterable(arrived):
+            check(data, EVENTS)
+        return spent / (EVENTS * calls * sessions)
+
+    return measure
+
+
+def microseconds(value: float) -> str:
+    """For people."""
+    return f"{value * 1e6:.2f} µs"

@@ -1,0 +1,112 @@
+"""Row 8: what it costs to go from SSE to a WebSocket while events keep coming.
+
+A stdio server emits 1,000 events a second for some seconds, and every 25 ms the client moves: it reconnects
+its event stream; it leaves that by a handshake that states its cursor, reads the echo and the gap, and
+acknowledges, which is a crossing; it goes back. A reconnect and a crossing are counted from before the TCP
+connection until the client is live again. The pause is the longest time between two events that the client
+sees, from the handshake until 25 ms after it is live; events come 1 ms apart, so it is never much below that.
+"""
+
+from __future__ import annotations
+
+import time
+from dataclasses import dataclass, field
+from itertools import pairwise
+from statistics import median
+
+from benchmarks.harness import Bench, Figure, Server, percentile, ratio
+from benchmarks.load import DONE, Conn, Gapless, check, last_id
+from benchmarks.rows.latency import milliseconds
+
+__all__ = ["crossing"]
+
+EVENTS = 5_000
+EVERY = 0.001
+STAY = 0.025
+"""Seconds between two moves."""
+
+
+@dataclass(slots=True)
+class Journey:
+    """What a client saw of one stream of events, through all its moves."""
+
+    seen: list[bytes] = field(default_factory=list[bytes])
+    arrivals: list[float] = field(default_factory=list[float])
+    crossings: list[float] = field(default_factory=list[float])
+    reconnects: list[float] = field(default_factory=list[float])
+    pauses: list[float] = field(default_factory=list[float])
+    over: bool = False
+
+    def take(self, data: bytes) -> None:
+        """Note what came, and when."""
+        self.seen.append(data)
+        if b'"n":' in data:
+            self.arrivals.append(time.perf_counter())
+        self.over = self.over or DONE in b"".join(self.seen[-2:])
+
+    def stay(self, client: Gapless, conn: Conn, seconds: float) -> bool:
+        """Read for a while, to the end of a block: that is the cursor. Whether more will come."""
+        until = time.perf_counter() + seconds
+        while not self.over and (
+            time.perf_counter() < until or not self.seen[-1].endswith((b"\n\n", b"\n\n\r\n"))
+        ):
+            self.take(conn.recv())
+        client.cursor = last_id(b"".join(self.seen[-20:])) or client.cursor
+        return not self.over
+
+    def pause_since(self, begun: float) -> float:
+        """The longest time between two events, from the last before `begun` on."""
+        after = next((i for i, at in enumerate(self.arrivals) if at > begun), len(self.arrivals))
+        times = self.arrivals[max(0, after - 1) :]
+        return max((late - early for early, late in pairwise(times)), default=0.0)
+
+
+def crossing(bench: Bench) -> list[Figure]:
+    """Crossings ÷ reconnects, and the pause."""
+    journeys: list[Journey] = []
+    with bench.gapless(options=("--max-upgrades-per-minute", "1000000")) as server:
+        _travel(server)
+        journeys = [_travel(server) for _ in range(bench.rounds)]
+    crossings = [median(journey.crossings) for journey in journeys]
+    reconnects = [median(journey.reconnects) for journey in journeys]
+    added = [a - b for a, b in zip(crossings, reconnects, strict=True)]
+    bench.note(f"{sum(len(j.crossings) for j in journeys)} crossings, no event lost")
+    return [
+        ratio("a crossing ÷ an SSE reconnect, p50", crossings, reconnects, 2.5, "at most", milliseconds),
+        _in_ms("added time, p50", 1, added),
+        _in_ms("longest pause, p50", 2, [median(journey.pauses) for journey in journeys]),
+        _in_ms("longest pause, p99", 20, [percentile(journey.pauses, 0.99) for journey in journeys]),
+    ]
+
+
+def _in_ms(what: str, target: float, seconds: list[float]) -> Figure:
+    return Figure(what, target, "at most", tuple(1e3 * value for value in seconds), "ms")
+
+
+def _travel(server: Server) -> Journey:
+    """One stream of events, read on one wire after the other."""
+    journey = Journey()
+    client = Gapless(server.port)
+    client.initialize()
+    wire = client.listen()
+    client.call("tick", count=EVENTS, every=EVERY)
+    while journey.stay(client, wire, STAY):
+        begun = time.perf_counter()
+        wire.close()
+        wire = client.listen()
+        journey.reconnects.append(time.perf_counter() - begun)
+        if not journey.stay(client, wire, STAY):
+            break
+        begun = time.perf_counter()
+        socket = client.upgrade()
+        journey.crossings.append(time.perf_counter() - begun)
+        wire.close()
+        wire = socket
+        journey.stay(client, wire, STAY)
+        journey.pauses.append(journey.pause_since(begun))
+        wire.close()
+        wire = client.listen()
+    check(b"".join(journey.seen), EVENTS)
+    wire.close()
+    client.close()
+    return journey

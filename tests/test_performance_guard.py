@@ -1,0 +1,193 @@
+"""What one event costs on its way from the MCP server's pipe to an event stream, counted instead of timed.
+
+Counted are calls, of Python's functions and of C's, by the place that makes them. What is called once for a
+read, a commit or a write is left out, as how many events those hold is a matter of luck; what is called for
+every event is not, so an event that has a commit, a task or a write of its own shows. No noise changes that.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import json
+import sys
+from collections import Counter
+from collections.abc import Callable
+from types import FrameType
+from typing import Any, Final, Literal
+
+import pytest
+
+from benchmarks.harness import CHILD, WrongEvents
+from benchmarks.load import DONE, INITIALIZE, call, check
+from gapless.backends.stdio import StdioBackends
+from gapless.log.memory import MemoryLog
+from gapless.protocol import outbox
+from gapless.server.app import Gapless, Settings, build
+
+EVENTS: Final = 1000
+
+RECORDED: Final = {"session": 21, "stream": 24}
+"""Calls for each event by view, when last looked at. Lower them when the path gets shorter."""
+MOST: Final = 1.5
+"""How many times that is too much, either way: a path that got as much shorter is recorded anew."""
+
+HEADERS: Final = {
+    "host": "localhost",
+    "content-type": "application/json",
+    "accept": "application/json, text/event-stream",
+    "mcp-client": "guard",
+}
+
+View = Literal["session", "stream"]
+Told = Callable[[bytes], object]
+
+
+class Calls:
+    """Counts calls by who makes them, where, and of what."""
+
+    def __init__(self) -> None:
+        self._made: Counter[tuple[object, int, object]] = Counter()
+
+    def __call__(self, frame: FrameType, event: str, arg: Any) -> None:
+        if event == "call":
+            caller = frame.f_back
+            self._made[caller and caller.f_code, caller.f_lasti if caller else 0, frame.f_code] += 1
+        elif event == "c_call":
+            self._made[frame.f_code, frame.f_lasti, arg.__name__] += 1
+
+    def for_each(self, events: int) -> float:
+        """Calls for each of so many events, of what is called for at least every other one."""
+        return sum(count for count in self._made.values() if count >= events / 2) / events
+
+
+class Asker:
+    """Asks the application without a socket."""
+
+    def __init__(self, app: Gapless) -> None:
+        self._app = app
+        self.session = ""
+        """The stream view's session, once it has one."""
+
+    async def ask(
+        self, method: str, path: str, message: Any = None, *, number: int = 0, told: Told = len
+    ) -> None:
+        """One request; `told` gets the bytes of its answer as they come."""
+        headers = {**HEADERS, "mcp-message-number": str(number)}
+        if self.session:
+            headers["mcp-session-id"] = self.session
+        body = b"" if message is None else json.dumps(message).encode()
+        asked = [{"type": "http.request", "body": body, "more_body": False}]
+        scope = {
+            "type": "http",
+            "asgi": {"version": "3.0"},
+            "http_version": "1.1",
+            "method": method,
+            "scheme": "http",
+            "path": path,
+            "raw_path": path.encode(),
+            "query_string": b"",
+            "headers": [(name.encode(), value.encode()) for name, value in headers.items()],
+            "client": ("127.0.0.1", 1),
+            "server": ("127.0.0.1", 2),
+        }
+
+        async def receive() -> dict[str, Any]:
+            if not asked:
+                await asyncio.Event().wait()
+            return asked.pop()
+
+        async def send(answer: Any) -> None:
+            for name, value in answer.get("headers", ()):
+                if name == b"mcp-session-id":
+                    self.session = value.decode()
+            told(answer.get("body", b""))
+
+        await self._app(scope, receive, send)
+
+
+async def delivered(view: View) -> float:
+    """Calls for each of 1,000 events: read from a pipe, linked, committed, written to an event stream."""
+    app = build(MemoryLog(), StdioBackends([sys.executable, "-I", str(CHILD)]), Settings())
+    asker, calls, done = Asker(app), Calls(), asyncio.Event()
+    arrived: list[bytes] = []
+
+    def told(data: bytes) -> None:
+        arrived.append(data)
+        if DONE in data:
+            done.set()
+
+    async def burst(id: int) -> None:
+        arrived.clear()
+        done.clear()
+        await post(id, call(id, "burst", {"count": EVENTS}), told)
+        await done.wait()
+
+    await app.start()
+    try:
+        post, reading = await opened(asker, view, told)
+        await burst(1)  # what is cached from then on
+        sys.setprofile(calls)
+        try:
+            await burst(2)
+        finally:
+            sys.setprofile(None)
+        check(b"".join(arrived), EVENTS)
+        for task in reading:
+            task.cancel()
+        await asyncio.gather(*reading, return_exceptions=True)
+    finally:
+        await app.close()
+    return calls.for_each(EVENTS)
+
+
+async def opened(asker: Asker, view: View, told: Told) -> tuple[Any, list[asyncio.Task[None]]]:
+    """A session with its handshake done: how to post in it, and who reads its stream, if anybody."""
+    initialize = {"jsonrpc": "2.0", "id": 0, "method": "initialize", "params": INITIALIZE}
+    if view == "stream":
+        await asker.ask("POST", "/mcp", initialize)
+
+        async def post(number: int, message: Any, told: Told) -> None:
+            await asker.ask("POST", "/mcp", message, told=told)
+
+        return post, []
+    body: list[bytes] = []
+    await asker.ask("POST", "/mcp/session", told=body.append)
+    path = f"/mcp/session/{json.loads(b''.join(body))['session']}"
+    asker.session = ""
+
+    async def numbered(number: int, message: Any, told: Told) -> None:
+        await asker.ask("POST", f"{path}/messages", message, number=number + 1)
+
+    await numbered(0, initialize, len)
+    return numbered, [asyncio.create_task(asker.ask("GET", f"{path}/events", told=told))]
+
+
+@pytest.mark.parametrize("view", ["session", "stream"])
+async def test_an_event_costs_no_more_calls_than_it_did(view: View) -> None:
+    assert await delivered(view) <= MOST * RECORDED[view]
+
+
+@pytest.mark.parametrize("view", ["session", "stream"])
+async def test_what_is_recorded_is_not_far_above_what_is_so(view: View) -> None:
+    counted = await delivered(view)
+    assert RECORDED[view] <= MOST * counted, f"it is {counted:.0f} now: record that"
+
+
+async def test_one_more_json_parse_for_each_event_is_found(monkeypatch: pytest.MonkeyPatch) -> None:
+    without = await delivered("session")
+    encode = outbox.encode_event
+
+    def parses(*args: Any) -> bytes:
+        block = encode(*args)
+        json.loads(block.partition(b"data: ")[2])
+        return block
+
+    monkeypatch.setattr(outbox, "encode_event", parses)
+    assert await delivered("session") > MOST * without
+
+
+@pytest.mark.parametrize("arrived", [b'"n":0', b'"n":0 "n":0', b'"n":1 "n":0', b'"n":0 "n":1 "n":1'])
+def test_a_benchmark_whose_events_are_lost_repeated_or_out_of_order_fails(arrived: bytes) -> None:
+    check(b'"n":0 "n":1', 2)
+    with pytest.raises(WrongEvents):
+        check(arrived, 2)
