@@ -103,7 +103,7 @@ async def test_each_session_of_a_stdio_server_counts_as_a_process(serve: Serve) 
     await server.open()
     answer = await server.ask("POST", "/mcp/session")
     assert answer.reason == (503, "limit")
-    assert "1 MCP servers" in answer.json()["error"]["message"]
+    assert "1 sessions with an MCP server each" in answer.json()["error"]["message"]
 
 
 # One session -------------------------------------------------------------------------------------

@@ -8,6 +8,7 @@ and costs a number, not a queue.
 from __future__ import annotations
 
 import asyncio
+import re
 from collections.abc import Awaitable, Callable
 from contextlib import suppress
 from typing import Final
@@ -58,10 +59,19 @@ async def feed(live: Live, delivery: Delivery, wake: asyncio.Event, write: Write
                     pass
 
 
+def _others(data: bytes, own: bytes) -> bool:
+    """Whether there is a block of any other stream."""
+    first = data[data.index(b".") + 1 :].startswith(own)
+    return not first or re.search(rb"\n\nid: [0-9]+\.(?!%b)" % re.escape(own), data) is not None
+
+
 def _filtered(data: bytes, delivery: Delivery) -> bytes:
     """The blocks of the delivery's own stream, less what is not to be repeated (M2, M3)."""
     if delivery.stream is None or not data:
         return data
+    own = b"%d." % delivery.stream
+    if not delivery.skip and not _others(data, own):
+        return data  # as nearly always: nobody else had a part in it
     kept: list[bytes] = []
     for block in data.split(b"\n\n"):
         if not block:

@@ -172,10 +172,10 @@ class Sessions:
         limits = self.limits
         most, things = limits.max_sessions, "sessions"
         if self.backends.spawns and limits.max_children < most:
-            most, things = limits.max_children, "MCP servers"
+            most, things = limits.max_children, "sessions with an MCP server each"
         # They are counted one by one only where those that have ended could make the difference.
         if len(self._live) + self._opening.total() >= most and self._count() >= most:
-            return Refusal(Reason.LIMIT, f"this server runs {most} {things}")
+            return Refusal(Reason.LIMIT, f"this server is for at most {most} {things}")
         most = limits.max_principal_sessions
         held = self._of[principal] + self._opening[principal]
         if principal != ANONYMOUS.name and held >= most and self._count(principal) >= most:
