@@ -521,6 +521,8 @@ class Client:
     def _refused(self, input: Refused, now: float) -> list[Effect]:
         """§8: each refusal has one next action."""
         refusal = input.refusal
+        if refusal is not None and refusal.reason is Reason.NOT_FOUND:
+            refusal = None  # whoever says so is a server of ours, but not at this URL
         if refusal is None:
             if input.status == 426:
                 return self._shut_door(now)
