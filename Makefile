@@ -65,6 +65,11 @@ trials: $(READY) ## 1,000 sessions with random faults at random moments
 peers: $(READY) ## measure resumption side by side with other MCP servers
 	$(PY) benchmarks/peers/run.py
 
+.PHONY: autobahn
+autobahn: $(READY) ## the WebSocket conformance suite, against an echo behind our connections (about 3 minutes)
+	@$(PY) -m pip install -qq --upgrade --target build/autobahn/suite kosoku==0.1.0
+	$(PY) -m tests.attack.autobahn --suite build/autobahn/suite --reports build/autobahn/reports
+
 .PHONY: bench
 bench: $(READY) ## how fast it is, beside its targets: writes docs/reference/performance.md (under 20 minutes; Linux)
 	$(PY) benchmarks/run.py

@@ -378,6 +378,34 @@ async def test_what_waits_behind_a_stream_is_not_too_slow(serve: Serve) -> None:
         await server.ask("GET", "/healthz")
 
 
+async def test_headers_behind_a_stream_are_so_large_however_slowly_they_come(serve: Serve) -> None:
+    server = await serve(header_timeout=0.02, max_header_bytes=2000, keepalive=60.0)
+    session = await server.started()
+    wire = await server.wire()
+    get = f"GET {session.base}/events HTTP/1.1\r\nHost: {server.host}\r\nAccept: text/event-stream\r\n\r\n"
+    await wire.write(get.encode() + b"GET / HTTP/1.1\r\n")
+    assert (await wire.head()).status == 200
+    rest = asyncio.create_task(wire.rest())
+    for _ in range(50):
+        if rest.done():
+            break
+        await wire.write(b"X-Padding: %b\r\n" % (b"x" * 86))
+        await passes(server, 0.03)
+    assert b"HTTP/1.1" not in await rest
+
+
+async def test_the_answer_before_it_does_not_hurry_a_body(serve: Serve) -> None:
+    server = await serve(body_timeout=0.3)
+    wire = await server.wire()
+    head = f"POST /mcp/session HTTP/1.1\r\nHost: {server.host}\r\nContent-Length: 4096\r\n\r\n"
+    await wire.write(f"GET /healthz HTTP/1.1\r\nHost: {server.host}\r\n\r\n{head}".encode())
+    assert (await wire.answer()).status == 200
+    for _ in range(8):
+        await wire.write(b" " * 512)
+        await passes(server, 0.1)
+    assert (await wire.answer()).status == 201
+
+
 async def test_only_headers_count_as_such(serve: Serve) -> None:
     server = await serve(max_header_bytes=300)
     wire = await server.wire()

@@ -174,7 +174,7 @@ class Requests(HttpToolsProtocol):
     def on_response_complete(self) -> None:
         """A request is answered; one that is not whole by then has to become so in time."""
         super().on_response_complete()
-        if self.cycle.more_body and not self.transport.is_closing():
+        if self._answered and self.cycle.more_body and not self.transport.is_closing():
             self._in_time()
             self._overdue = self.loop.call_later(self._limits.body_timeout, self.transport.close)
 
@@ -182,6 +182,9 @@ class Requests(HttpToolsProtocol):
 
     def _await_headers(self) -> None:
         self._head = 0
+        self._hurry()
+
+    def _hurry(self) -> None:
         self._in_time()
         self._overdue = self.loop.call_later(self._limits.header_timeout, self._too_slow)
 
@@ -192,7 +195,7 @@ class Requests(HttpToolsProtocol):
 
     def _too_slow(self) -> None:
         if not self._answered:  # it has nothing to hurry for
-            self._await_headers()
+            self._hurry()
             return
         text = f"the headers did not come within {self._limits.header_timeout:g} s"
         self._refuse(Refusal(Reason.REQUEST_TIMEOUT, text))
