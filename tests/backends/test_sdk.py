@@ -319,6 +319,47 @@ async def test_closing_does_not_wait_for_a_thread(
     await soon(left.wait())
 
 
+async def test_plain_messages_are_handed_over_in_runs_and_everything_in_order() -> None:
+    handed: list[tuple[RequestId | None, list[bytes]]] = []
+    room: asyncio.Future[None] = asyncio.get_running_loop().create_future()
+
+    class Sink:
+        def emit(
+            self, data: bytes, envelope: Envelope, related: RequestId | None, more: tuple[bytes, ...] = ()
+        ) -> Awaitable[None] | None:
+            handed.append((related, [data, *more]))
+            return room if related == 3 else None
+
+        async def lost(self, message: str, untaken: frozenset[RequestId] = frozenset()) -> None:
+            raise AssertionError(message)
+
+    def said(n: int) -> bytes:
+        return b'{"jsonrpc":"2.0","method":"notifications/message","params":{"n":%d}}' % n
+
+    answer = b'{"jsonrpc":"2.0","id":1,"result":{}}'
+    runs = sdk._Runs(Sink())
+    for data, related in [(said(1), 1), (said(2), 1), (said(3), 2), (answer, None), (said(4), None)]:
+        runs.add(data, peek(data), related)
+    assert handed == [(1, [said(1), said(2)]), (2, [said(3)]), (None, [answer])]
+    await asyncio.sleep(0)  # the loop's next turn
+    assert handed[3:] == [(None, [said(4)])]
+    assert not runs.full
+    runs.add(said(5), peek(said(5)), 3)
+    await asyncio.sleep(0)
+    waiting = asyncio.create_task(runs.room())
+    await asyncio.sleep(0)
+    assert runs.full
+    assert not waiting.done()
+    waiting.cancel()  # which takes nothing down that others wait for
+    await asyncio.wait({waiting})
+    room.set_result(None)
+    await soon(runs.room())
+    runs.add(said(6), peek(said(6)), None)
+    runs.drop()
+    await asyncio.sleep(0)
+    assert len(handed) == 5
+
+
 @pytest.mark.parametrize("moment", ["emit", "lost"])
 async def test_the_sink_may_close_the_backend_from_within(
     open: Open, server: MCPServer, moment: str, caplog: pytest.LogCaptureFixture

@@ -44,7 +44,7 @@ __all__ = ["SdkBackends"]
 
 _log: Final = logging.getLogger("gapless.backends.sdk")
 
-_TURN: Final = 32
+_TURN: Final = 64
 """Messages that a handler may write before others have their turn."""
 _GRACE: Final = 1.5
 """Seconds a session's loop has to end, twice: once it is told so, and once it is cancelled."""
@@ -108,24 +108,86 @@ class SdkBackends:
             await self._lifespan
 
 
+class _Runs:
+    """Hands messages to a sink: plain ones in runs, until another comes or the loop has its next turn."""
+
+    def __init__(self, sink: Sink) -> None:
+        self._sink = sink
+        self._run: list[bytes] = []
+        self._envelope: Envelope
+        self._related: RequestId | None
+        self._waits: set[asyncio.Task[None]] = set()
+
+    def add(self, data: bytes, envelope: Envelope, related: RequestId | None) -> None:
+        """Take a message; who has more of them waits for `room`."""
+        if not envelope.plain:
+            self.hand_over()
+            self._emit(data, envelope, related, ())
+            return
+        if self._run and related != self._related:
+            self.hand_over()
+        if not self._run:
+            self._envelope, self._related = envelope, related
+            asyncio.get_running_loop().call_soon(self.hand_over)
+        self._run.append(data)
+
+    def hand_over(self) -> None:
+        """Hand over what was gathered."""
+        if self._run:
+            (first, *more), self._run = self._run, []
+            self._emit(first, self._envelope, self._related, tuple(more))
+
+    def drop(self) -> None:
+        """Nobody wants any of it."""
+        self._run.clear()
+
+    def _emit(
+        self, data: bytes, envelope: Envelope, related: RequestId | None, more: tuple[bytes, ...]
+    ) -> None:
+        full = self._sink.emit(data, envelope, related, more)
+        if full is not None:
+            self.wait_for(full)
+
+    def wait_for(self, awaited: Awaitable[None]) -> None:
+        """There is no room before that is done."""
+
+        async def wait() -> None:
+            await awaited
+
+        task = asyncio.create_task(wait())
+        self._waits.add(task)
+        task.add_done_callback(self._waits.discard)
+
+    @property
+    def full(self) -> bool:
+        """Whether there is anything to wait for."""
+        return bool(self._waits)
+
+    async def room(self) -> None:
+        """Wait until the sink takes more."""
+        while self._waits:
+            await asyncio.wait(self._waits)
+
+
 class _Outlet:
     """What a server loop writes to (the SDK's `WriteStream`).
 
     A message is taken at once. A handler that writes and writes lets others have their turn now and then.
     """
 
-    def __init__(self, take: Callable[[SessionMessage], Awaitable[None] | None]) -> None:
+    def __init__(self, take: Callable[[SessionMessage], None], runs: _Runs) -> None:
         self._take = take
+        self._runs = runs
         self._taken = 0
         self.closed = False
 
     async def send(self, item: SessionMessage, /) -> None:
         if self.closed:
             raise anyio.ClosedResourceError
-        full = self._take(item)
+        self._take(item)
         self._taken += 1
-        if full is not None:
-            await full
+        if self._runs.full:
+            await self._runs.room()
         elif self._taken % _TURN == 0:
             await asyncio.sleep(0)
 
@@ -159,7 +221,8 @@ class _SdkBackend(Backend):
         self._sink = sink
         self._to_server, from_client = anyio.create_memory_object_stream[SessionMessage | Exception]()
         self._closing: asyncio.Task[None] | None = None
-        self._outlet = _Outlet(self._hand_over)
+        self._runs = _Runs(sink)
+        self._outlet = _Outlet(self._hand_over, self._runs)
         self._serving = asyncio.create_task(
             serve_dual_era_loop(server, from_client, self._outlet, lifespan_state=state)
         )
@@ -177,6 +240,7 @@ class _SdkBackend(Backend):
         if self._closing is None:
             # What handlers still write fails at once, rather than be heard by anybody.
             self._outlet.close()
+            self._runs.drop()
             # The sink may close us from within: its task then ends by itself, once that returns.
             from_within = asyncio.current_task() is self._following
             self._closing = asyncio.create_task(self._close(from_within))
@@ -199,12 +263,14 @@ class _SdkBackend(Backend):
         """See the server loop to its end; then say how it ended, unless closed."""
         await asyncio.wait({self._serving})
         self._outlet.close()
+        self._runs.hand_over()
+        await self._runs.room()
         error = _outcome(self._serving)
         _log.error("%s: a session's server loop ended", self._name, exc_info=error)
         what = "ended" if error is None else f"failed: {type(error).__name__}: {error}"
         await self._sink.lost(f"the MCP server {self._name!r} {what}")
 
-    def _hand_over(self, written: SessionMessage) -> Awaitable[None] | None:
+    def _hand_over(self, written: SessionMessage) -> None:
         message, metadata = written.message, written.metadata
         related = metadata.related_request_id if isinstance(metadata, ServerMessageMetadata) else None
         try:
@@ -212,17 +278,20 @@ class _SdkBackend(Backend):
             envelope = peek(data)
         except (PydanticSerializationError, MalformedError) as error:
             _log.warning("%s: a message that is no valid JSON: %s", self._name, error)
-            return self._replace(message, f"no valid JSON: {error}")
-        return self._sink.emit(data, envelope, related)
+            self._replace(message, f"no valid JSON: {error}")
+        else:
+            self._runs.add(data, envelope, related)
 
-    def _replace(self, message: JSONRPCMessage, trouble: str) -> Awaitable[None] | None:
+    def _replace(self, message: JSONRPCMessage, trouble: str) -> None:
         """Answer in place of a message that must not leave (W4); one that nobody awaits is dropped."""
         if isinstance(message, JSONRPCRequest):
-            return self._answer(_error(message.id, INVALID_REQUEST, f"unusable request: {trouble}"))
-        if isinstance(message, JSONRPCNotification):
-            return None
-        answer = error_response(message.id, INTERNAL_ERROR, f"unusable answer of the MCP server: {trouble}")
-        return self._sink.emit(answer, Envelope(Kind.RESPONSE, id=message.id), None)
+            self._runs.wait_for(
+                self._answer(_error(message.id, INVALID_REQUEST, f"unusable request: {trouble}"))
+            )
+        elif not isinstance(message, JSONRPCNotification):
+            told = f"unusable answer of the MCP server: {trouble}"
+            answer = error_response(message.id, INTERNAL_ERROR, told)
+            self._runs.add(answer, Envelope(Kind.RESPONSE, id=message.id), None)
 
     async def _answer(self, answer: JSONRPCError) -> None:
         with suppress(BackendError):  # `lost` is next
@@ -238,9 +307,8 @@ class _SdkBackend(Backend):
             if self._outlet.closed:
                 raise BackendError(f"the MCP server {self._name!r} is gone")
             answer = error_response(envelope.id, code, f"unusable request: {trouble}")
-            full = self._sink.emit(answer, Envelope(Kind.RESPONSE, id=envelope.id), None)
-            if full is not None:
-                await full
+            self._runs.add(answer, Envelope(Kind.RESPONSE, id=envelope.id), None)
+            await self._runs.room()
         elif envelope.kind is Kind.RESPONSE and envelope.id is not None:
             told = f"unusable answer of the client: {trouble}"
             await self._put(self._to_server, _error(envelope.id, INTERNAL_ERROR, told))
