@@ -9,11 +9,12 @@ import pytest
 
 from gapless.client import driver as driver_module
 from gapless.client.driver import Driver
+from gapless.client.http import Endpoints, Http
 from gapless.client.network import Network
 from gapless.protocol.client import Client
 from gapless.protocol.cursor import EventId
 from gapless.protocol.jsonrpc import peek
-from gapless.protocol.moves import Leave, Opened, Tick
+from gapless.protocol.moves import Failed, Leave, Opened, Tick
 from gapless.protocol.outgoing import Outgoing
 from tests.client.machine import LINK0
 
@@ -124,3 +125,37 @@ async def test_who_leaves_while_a_session_is_being_opened_does_not_wait_for_ever
         await leaving.leave()
     await running
     assert http.opened.cancelled()
+
+
+async def test_a_connection_that_is_gone_before_it_is_looked_at_is_a_failure_like_any_other() -> None:
+    class Gone:
+        async def request(self, *_: Any, **__: Any) -> Any:
+            raise AttributeError("'NoneType' object has no attribute 'getpeername'")
+
+    http = Http(cast("Any", Gone()), Endpoints("http://x"), "p")
+    assert isinstance(await http.open(3), Failed)
+
+
+async def test_a_client_task_that_fails_ends_the_client_and_says_why() -> None:
+    seen: list[Any] = []
+    asyncio.get_running_loop().set_exception_handler(lambda _, context: seen.append(context))
+    over: list[Any] = []
+    nobody: Any = cast("Any", None)
+    failing = Driver(
+        Client(),
+        "http://x",
+        "p",
+        Network(nobody, {}, nobody, None, None, 1.0),
+        deliver=nobody,
+        over=over.append,
+        saving=lambda _: None,
+    )
+    await failing.submit(note(60), peek(note(60)))
+
+    async def fails() -> None:
+        raise ZeroDivisionError("nobody thought of it")
+
+    await asyncio.wait({failing._spawn(fails())})
+    await asyncio.sleep(0)
+    assert [context["message"] for context in seen] == ["a client task failed"]
+    assert str(over[0]) == "the client failed: ZeroDivisionError: nobody thought of it"

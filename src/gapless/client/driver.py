@@ -224,10 +224,14 @@ class Driver:
         for attempt, reader in list(self._readers.items()):
             if reader is task:
                 del self._readers[attempt]
-        if not task.cancelled() and task.exception() is not None:
+        error = None if task.cancelled() else task.exception()
+        if error is not None:
             asyncio.get_running_loop().call_exception_handler(
-                {"message": "a client task failed", "exception": task.exception(), "task": task}
+                {"message": "a client task failed", "exception": error, "task": task}
             )
+            # What it was to find out would be waited for in vain.
+            told = f"the client failed: {type(error).__name__}: {error}"
+            self.put(Leave(GaplessError(told, hint="this is a bug: please report it")))
 
     def _answer(self, request: Coroutine[Any, Any, Input]) -> asyncio.Task[None]:
         async def ask() -> None:

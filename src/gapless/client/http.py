@@ -8,6 +8,7 @@ from urllib.parse import quote
 import httpx2
 import msgspec
 
+from gapless.client.network import TROUBLE
 from gapless.errors import MalformedError
 from gapless.protocol.cursor import EventId, parse_event_id
 from gapless.protocol.media import JSON, STREAM
@@ -74,7 +75,7 @@ class Http:
         all_headers = {"Mcp-Client": self._process, **(headers or {})}
         try:
             return await self._client.request(method, url, content=content, headers=all_headers)
-        except httpx2.HTTPError as error:
+        except TROUBLE as error:
             return Failed(attempt, f"{method} {url.rpartition('/')[2]}: {str(error) or type(error).__name__}")
 
     def _error(self, attempt: int, response: httpx2.Response) -> Refused:

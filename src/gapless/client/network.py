@@ -7,13 +7,17 @@ import ssl
 from collections.abc import AsyncGenerator, Awaitable, Callable, Mapping
 from contextlib import aclosing
 from dataclasses import dataclass
-from typing import Any, cast
+from typing import Any, Final, cast
 
 import httpx2
 
 from gapless.errors import UsageError
 
-__all__ = ["Bearer", "Network", "Token", "check_url", "open_network"]
+__all__ = ["TROUBLE", "Bearer", "Network", "Token", "check_url", "open_network"]
+
+TROUBLE: Final = (httpx2.HTTPError, AttributeError)
+"""What a request raises whose connection fails. The second: of a socket that is gone that very moment, anyio
+asks `None` for its peer."""
 
 Token = str | Callable[[], Awaitable[str]]
 """A bearer token; or who provides one, and is asked again once the server takes the last no more."""

@@ -10,6 +10,7 @@ from typing import Final
 import httpx2
 
 from gapless.client.http import refused
+from gapless.client.network import TROUBLE
 from gapless.errors import MalformedError, TooLargeError
 from gapless.protocol.block import BLOCK_OVERHEAD, BlockDecoder
 from gapless.protocol.cursor import EventId
@@ -72,7 +73,7 @@ async def read_stream(
                 for block in blocks:
                     await room()
                     put(Arrived(attempt, block))
-    except (httpx2.HTTPError, TimeoutError, MalformedError, TooLargeError) as error:
+    except (*TROUBLE, TimeoutError, MalformedError, TooLargeError) as error:
         if not opened:
             put(Failed(attempt, f"GET events: {str(error) or type(error).__name__}"))
             return
