@@ -11,7 +11,7 @@ import secrets
 import selectors
 import socket
 import time
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from typing import Any, Self
 
 from benchmarks.harness import Message, WrongEvents
@@ -30,6 +30,7 @@ __all__ = [
     "gather",
     "last_id",
     "numbers",
+    "read_all",
     "request",
 ]
 
@@ -274,23 +275,36 @@ class Standard:
 
 def gather(sessions: Sequence[Standard], count: int) -> list[bytes]:
     """One call that emits in each session, all at the same time; what arrived in each."""
-    parts: list[list[bytes]] = [[] for _ in sessions]
     conns = [session.asker.conn for session in sessions]
+    for session, conn in zip(sessions, conns, strict=True):
+        conn.send(session.ask("burst", count=count))
+    return read_all(conns, _answered)
+
+
+def _answered(got: Sequence[bytes]) -> bool:
+    end = b"".join(got[-3:])
+    return end.endswith(b"0\r\n\r\n") and DONE in end
+
+
+def read_all(conns: Sequence[Conn], ended: Callable[[Sequence[bytes]], bool]) -> list[bytes]:
+    """What comes on each of several connections, until what has come of it so far has `ended`.
+
+    Raises:
+        WrongEvents: nothing comes any more.
+    """
+    parts: list[list[bytes]] = [[] for _ in conns]
     with selectors.DefaultSelector() as selector:
         for at, conn in enumerate(conns):
             selector.register(conn.sock, selectors.EVENT_READ, at)
-        for session, conn in zip(sessions, conns, strict=True):
-            conn.send(session.ask("burst", count=count))
-        left = len(sessions)
+        left = len(conns)
         while left:
             ready = selector.select(PATIENCE)
             if not ready:
-                raise WrongEvents(f"nothing came within {PATIENCE:.0f} s")
+                raise WrongEvents(f"nothing came within {PATIENCE:.0f} s; {left} readers wait")
             for key, _ in ready:
                 got = parts[key.data]
                 got.append(conns[key.data].recv())
-                end = b"".join(got[-3:])
-                if end.endswith(b"0\r\n\r\n") and DONE in end:
+                if ended(got):
                     selector.unregister(key.fileobj)
                     left -= 1
     return [b"".join(got) for got in parts]

@@ -11,15 +11,14 @@ nginx and the module are Debian's packages, unpacked into `benchmarks/.build`.
 
 from __future__ import annotations
 
-import selectors
 import shutil
 import subprocess
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from pathlib import Path
 
-from benchmarks.harness import BUILD, SERVER_CORE, Bench, Figure, NotMeasured, Server, WrongEvents, ratio
-from benchmarks.load import PATIENCE, Conn, Gapless, check, frame, request
+from benchmarks.harness import BUILD, SERVER_CORE, Bench, Figure, NotMeasured, Server, ratio
+from benchmarks.load import Conn, Gapless, check, frame, read_all, request
 from benchmarks.rows.emit import microseconds
 from benchmarks.servers.child import line
 
@@ -102,23 +101,8 @@ def drain(conns: Sequence[Conn], events: int) -> None:
         WrongEvents: one had not.
     """
     last = b'"n":%d,' % (events - 1)
-    parts: list[list[bytes]] = [[] for _ in conns]
-    with selectors.DefaultSelector() as selector:
-        for at, conn in enumerate(conns):
-            selector.register(conn.sock, selectors.EVENT_READ, at)
-        left = len(conns)
-        while left:
-            ready = selector.select(PATIENCE)
-            if not ready:
-                raise WrongEvents(f"nothing came within {PATIENCE:.0f} s; {left} readers wait")
-            for key, _ in ready:
-                got = parts[key.data]
-                got.append(conns[key.data].recv())
-                if last in b"".join(got[-2:]):
-                    selector.unregister(key.fileobj)
-                    left -= 1
-    for got in parts:
-        check(b"".join(got), events)
+    for got in read_all(conns, lambda parts: last in b"".join(parts[-2:])):
+        check(got, events)
 
 
 # Ours ---------------------------------------------------------------------------------------------------

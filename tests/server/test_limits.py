@@ -83,6 +83,7 @@ async def test_a_principal_has_a_share_of_them(serve: Serve) -> None:
     assert answer.header("retry-after") == "1"
     server.headers["Authorization"] = "Bearer bob"
     await server.open()
+    assert not server.app.sessions._opening  # nothing is kept of who has none
 
 
 async def test_nobody_has_a_share_where_everybody_is_anonymous(serve: Serve) -> None:

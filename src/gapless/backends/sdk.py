@@ -116,7 +116,7 @@ class _Runs:
         self._run: list[bytes] = []
         self._envelope: Envelope
         self._related: RequestId | None
-        self._waits: set[asyncio.Task[None]] = set()
+        self._waits: set[asyncio.Future[None]] = set()
 
     def add(self, data: bytes, envelope: Envelope, related: RequestId | None) -> None:
         """Take a message; who has more of them waits for `room`."""
@@ -150,13 +150,9 @@ class _Runs:
 
     def wait_for(self, awaited: Awaitable[None]) -> None:
         """There is no room before that is done."""
-
-        async def wait() -> None:
-            await awaited
-
-        task = asyncio.create_task(wait())
-        self._waits.add(task)
-        task.add_done_callback(self._waits.discard)
+        waiting = asyncio.ensure_future(awaited)
+        self._waits.add(waiting)
+        waiting.add_done_callback(self._waits.discard)
 
     @property
     def full(self) -> bool:

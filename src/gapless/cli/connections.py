@@ -151,7 +151,7 @@ class Requests(HttpToolsProtocol):
             self._refuse(Refusal(Reason.MALFORMED, "this is HTTP/1.1"))
             return
         size = len(self.url) + sum(len(name) + len(value) + 4 for name, value in self.headers)
-        if max(size, len(self.url)) > self._limits.max_header_bytes or self._long():
+        if size > self._limits.max_header_bytes or self._long():
             self._too_large()
         else:
             super().on_headers_complete()

@@ -61,7 +61,7 @@ async def feed(live: Live, delivery: Delivery, wake: asyncio.Event, write: Write
 
 def _others(data: bytes, own: bytes) -> bool:
     """Whether there is a block of any other stream."""
-    first = data[data.index(b".") + 1 :].startswith(own)
+    first = data.startswith(own, data.index(b".") + 1)
     return not first or re.search(rb"\n\nid: [0-9]+\.(?!%b)" % re.escape(own), data) is not None
 
 

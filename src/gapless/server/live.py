@@ -89,8 +89,8 @@ class Live:
         backends: BackendFactory,
         lease: Lease,
         observer: Observer,
-        fence: int = 0,
-        revivals: asyncio.Semaphore | None = None,
+        fence: int,
+        revivals: asyncio.Semaphore,
     ) -> None:
         self.key = key
         self.name = key.hex()[:8]
@@ -122,7 +122,7 @@ class Live:
         self._closed = False
         self._closing: set[asyncio.Task[None]] = set()
         self._reviving: asyncio.Task[None] | None = None
-        self._revivals = revivals or asyncio.Semaphore()
+        self._revivals = revivals
         """Held while a fresh backend is told what the last one was."""
         self._replayed = asyncio.Event()
         self.upgrades = Rate(machine.limits.max_upgrades_per_minute, self.clock())

@@ -162,7 +162,7 @@ class Sessions:
         try:
             await self.log.create(key, write_record(machine, principal, None), link, self.lease.id)
         finally:
-            self._opening[principal] -= 1
+            _one_less(self._opening, principal)
         live = self._live[key] = self._serve(key, principal, machine)
         self.observer.turned(Turn.OPENED, live.name, machine)
         return token, live
@@ -329,7 +329,7 @@ class Sessions:
             try:
                 await self._look_after(live, now)
             except StorageFault as error:
-                _log.warning("session %s: %s", live.key.hex()[:8], error)  # the next round tries again
+                _log.warning("session %s: %s", live.name, error)  # the next round tries again
 
     async def _look_after(self, live: Live, now: float) -> None:
         machine = live.machine
@@ -348,10 +348,17 @@ class Sessions:
         """Serve a session no more; what it leaves behind is closed meanwhile."""
         if self._live.get(live.key) is live:
             del self._live[live.key]
-            self._of[live.principal] -= 1
+            _one_less(self._of, live.principal)
             leaving = asyncio.create_task(live.close())
             self._leaving.add(leaving)
             leaving.add_done_callback(self._leaving.discard)
+
+
+def _one_less(counts: Counter[str], name: str) -> None:
+    """Count one less of a name; none of those that have none is kept, or they would gather."""
+    counts[name] -= 1
+    if not counts[name]:
+        del counts[name]
 
 
 async def own(
