@@ -239,12 +239,21 @@ def test_a_socket_that_goes_for_a_passing_reason_is_followed_by_sse(code: int) -
     assert hand.last(Get).cursor == hand.id(1)
 
 
-@pytest.mark.rule("U4", "L7")
-def test_a_socket_closed_4404_ends_the_session_and_settles() -> None:
+@pytest.mark.rule("U4", "L7", "B4")
+@pytest.mark.parametrize(
+    ("reason", "code"),
+    [
+        *((reason.value, reason.value) for reason in sorted(ENDED)),
+        ("", "session-ended"),
+    ],
+)
+def test_a_socket_closed_4404_ends_the_session_for_its_reason_and_settles(reason: str, code: str) -> None:
     hand = at(Phase.KNOCKING)
     hand.bind(1)
-    hand.put(SocketClosed(hand.client.socket or 0, 4404))
+    hand.put(SocketClosed(hand.client.socket or 0, 4404, reason))
     assert isinstance(hand.client.error, SessionEndedError)
+    assert hand.client.error.code == code
+    assert code in str(hand.client.error)
     assert [e.id for e in hand.effects if isinstance(e, Settle)] == [1]
 
 

@@ -474,6 +474,11 @@ class Socket:
         except ConnectionClosed as error:
             return 1006 if error.rcvd is None else error.rcvd.code
 
+    @property
+    def why(self) -> str | None:
+        """The reason in the server's close frame."""
+        return self._connection.close_reason
+
     async def cross(self) -> list[Block]:
         """Read the echo and the gap, ack `C`; the gap's events."""
         echo = await self.control("resume-cursor")

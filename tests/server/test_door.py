@@ -767,6 +767,7 @@ async def test_a_gated_socket_is_closed_4404_without_seeing_the_end(server: Serv
     await socket.events(1)
     assert (await session.delete()).status == 204
     assert await socket.closed() == 4404
+    assert socket.why == "session-ended"
     assert "session-superseded" not in "".join(socket.frames)
 
 

@@ -107,8 +107,6 @@ class World:
             allowed |= {"session-expired", "session-unknown"}
         if person.steps == 2 and happened["stop"] > 1:
             allowed |= {"upgrade-unavailable"}  # a server that ends answers handshakes with 500 (U6)
-        if allowed & {"backend-lost", "session-expired"}:
-            allowed |= {"session-ended"}  # what a socket that closes with 4404 says of any end (U4)
         if code not in allowed:
             self.wrong(f"§11.5: {person.name}'s session ended: {code}")
 

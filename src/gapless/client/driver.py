@@ -339,7 +339,7 @@ class Driver:
                 detail = str(machine.cursor)
             case Turn.SSE_OPENED | Turn.UPGRADE_ASKED | Turn.HANDSHAKE | Turn.WEBSOCKET_OPENED, _:
                 detail = str(machine.incoming.stated)
-            case Turn.WEBSOCKET_DROPPED, SocketClosed(_, code):
+            case Turn.WEBSOCKET_DROPPED, SocketClosed(code=code):
                 detail = str(code)
             case ((Turn.SSE_FAILED | Turn.UPGRADE_FAILED), Refused(_, status, refusal, _)):
                 detail = str(status) if refusal is None else f"{status} {refusal.reason.value}"
@@ -359,7 +359,7 @@ class Driver:
                 what += f" ({message})"
             case Refused(_, status, refusal, _):
                 what += f" ({status} {'' if refusal is None else refusal.reason.value})"
-            case SocketClosed(_, code):
+            case SocketClosed(code=code):
                 what += f" ({code})"
             case _:
                 pass

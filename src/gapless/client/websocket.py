@@ -55,7 +55,7 @@ class Socket:
         self, attempt: int, limit: int, put: Callable[[Input], None], room: Callable[[], Awaitable[None]]
     ) -> None:
         """Put in what arrives, until the socket closes."""
-        code = _BROKEN
+        code, reason = _BROKEN, ""
         try:
             async for frame in self._connection:
                 data = frame.encode() if isinstance(frame, str) else frame
@@ -64,12 +64,13 @@ class Socket:
                         await room()
                     put(Arrived(attempt, block))
         except ConnectionClosed as closed:
-            code = _BROKEN if closed.rcvd is None else closed.rcvd.code
+            if closed.rcvd is not None:
+                code, reason = closed.rcvd.code, closed.rcvd.reason
         except (MalformedError, TooLargeError):
             self.abort()
         else:
-            code = self._connection.close_code or _BROKEN
-        put(SocketClosed(attempt, code))
+            code, reason = self._connection.close_code or _BROKEN, self._connection.close_reason or ""
+        put(SocketClosed(attempt, code, reason))
 
 
 async def knock(

@@ -592,7 +592,7 @@ class Client:
         self.outgoing.resend()
         match input.code:
             case refusals.CLOSE_OVER:
-                return self._end(SessionEndedError("the session is over"), live=False)
+                return self._over(input.reason or Reason.SESSION_ENDED)
             case refusals.CLOSE_FENCED:
                 self._fenced = True
             case refusals.CLOSE_MALFORMED | refusals.CLOSE_UNSUPPORTED_DATA:
@@ -689,7 +689,10 @@ class Client:
     # The end --------------------------------------------------------------------------------------
 
     def _superseded(self, body: dict[str, Any]) -> list[Effect]:
-        reason = _text(body.get("reason")) or Reason.SESSION_SUPERSEDED
+        return self._over(_text(body.get("reason")) or Reason.SESSION_SUPERSEDED)
+
+    def _over(self, reason: str) -> list[Effect]:
+        """The server says that the session is over (B4, U4)."""
         return self._end(
             SessionEndedError(f"the server ended the session: {reason}", code=reason), live=False
         )

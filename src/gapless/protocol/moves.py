@@ -139,10 +139,11 @@ class SocketOpened:
 
 @dataclass(frozen=True, slots=True)
 class SocketClosed:
-    """The socket closed with `code`; 1006 if it broke."""
+    """The socket closed with `code`, for the `reason` that its close frame gave; 1006 if it broke."""
 
     attempt: int
     code: int
+    reason: str = ""
 
 
 @dataclass(frozen=True, slots=True)

@@ -34,7 +34,7 @@ from gapless.protocol.inputs import (
     Upgrade,
 )
 from gapless.protocol.media import JSON, STREAM, media_type
-from gapless.protocol.refusal import CLOSE_GOING_AWAY, CLOSE_UNSUPPORTED_DATA, Reason, Refusal
+from gapless.protocol.refusal import CLOSE_GOING_AWAY, CLOSE_OVER, CLOSE_UNSUPPORTED_DATA, Reason, Refusal
 from gapless.protocol.session import View
 from gapless.server.endpoint import Endpoint
 from gapless.server.feed import feed
@@ -335,7 +335,8 @@ class SessionView(Endpoint):
                 writer.cancel()
                 with suppress(TimeoutError, RuntimeError):  # uvicorn's word for a socket that it has closed
                     async with asyncio.timeout(_CLOSE_WAIT):
-                        await send({"type": "websocket.close", "code": code})
+                        reason = live.machine.reason if code == CLOSE_OVER else None
+                        await send({"type": "websocket.close", "code": code, "reason": reason or ""})
         finally:
             live.detach(delivery.connection)
             for task in (writer, reader):
