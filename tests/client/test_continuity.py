@@ -323,6 +323,21 @@ def test_what_was_not_received_is_resent_from_there_when_a_connection_opens() ->
     assert kept.number == 2
 
 
+@pytest.mark.rule("L6", "C8")
+@pytest.mark.parametrize("silent", [False, True])
+def test_what_went_down_with_a_socket_goes_ahead_of_what_is_said_next(silent: bool) -> None:
+    hand = knocking()
+    hand.bind(1)
+    hand.submit({"id": 1, "method": "a"})
+    if silent:
+        while hand.client.phase is Phase.BOUND:
+            hand.tick()
+    else:
+        hand.put(SocketClosed(hand.client.socket or 0, 1006))
+    hand.submit({"id": 2, "method": "b"})
+    assert [kept.number for kept in hand.last(Post).messages] == [1, 2], "or it would leave a hole"
+
+
 @pytest.mark.rule("L6", "N3")
 def test_a_newcomer_numbers_from_what_it_is_told() -> None:
     hand = Hand(Client("never", session="token", cursor=EventId(0, 0, LINK0)))

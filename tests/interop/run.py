@@ -23,6 +23,7 @@ from typing import Any, Final
 from rich.console import Console
 from rich.table import Table
 
+from tests.interop import fixture_client
 from tests.interop.client_rows import CLIENTS, STEPS, try_client
 from tests.interop.installed import ROOT
 from tests.interop.page import PAGE, Section, rewritten
@@ -112,14 +113,19 @@ async def _suites() -> Found:
 
 
 async def _client_suites() -> Found:
-    found = Found(Section("client-suites", ["suite", "passed/failed"]))
+    versions = list(dict.fromkeys(suite.version for suite in CLIENT))
+    found = Found(Section("client-suites", ["scenario", *versions]))
+    rows: dict[str, dict[str, str]] = {}
     for suite in CLIENT:
         _progress.print(f"{suite.title}: our client")
-        outcome = await judge_client(suite, ROOT / "tests" / "interop" / "fixture_client.py")
-        found.section.rows.append([suite.title, str(outcome)])
-        found.data[suite.title] = str(outcome)
+        outcome = await judge_client(suite, fixture_client.main)
+        for scenario, part in sorted(outcome.scenarios.items()):
+            rows.setdefault(scenario, {})[suite.version] = str(part)
+            found.data[f"{suite.version} {scenario}"] = str(part)
         if not outcome.good:
             found.wrong.append(f"{suite.title}: {outcome.complaint or outcome.failed}")
+    for scenario, row in rows.items():
+        found.section.rows.append([f"`{scenario}`", *(row.get(version, "–") for version in versions)])
     return found
 
 

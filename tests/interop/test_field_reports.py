@@ -17,7 +17,7 @@ import subprocess
 import sys
 import tracemalloc
 from collections.abc import AsyncGenerator, Awaitable, Callable
-from contextlib import asynccontextmanager, suppress
+from contextlib import AsyncExitStack, asynccontextmanager, suppress
 from dataclasses import dataclass
 from functools import partial
 from pathlib import Path
@@ -632,7 +632,7 @@ async def test_a_server_restarted_between_two_calls_goes_on_with_the_session(
 @pytest.mark.parametrize("kind", ["standard", "ours"])
 @pytest.mark.rule("M5", "L7")
 async def test_a_server_restarted_without_its_log_says_so_and_its_client_initializes_anew(kind: str) -> None:
-    # Row 17. Guard: sessions._unknown, a 404; client.Client._refused, which ends at it.
+    # Row 17. Guard: sessions._unknown, a 404.
     async with running(ladder) as server:
         port = server.port
         client = Client(client_of(kind, url_of(server)), mode="legacy")
@@ -649,11 +649,39 @@ async def test_a_server_restarted_without_its_log_says_so_and_its_client_initial
             assert told(await again.call_tool("climb", {"steps": 1, "delay": 0})) == "climbed 1 steps"
 
 
+async def until(seen: asyncio.Queue[str], words: str) -> str:
+    """The next of what was seen that has these words in it."""
+    while words not in (what := await seen.get()):
+        pass
+    return what
+
+
+@pytest.mark.rule("L7")
+async def test_a_client_ends_at_the_first_404_that_says_its_session_is_unknown() -> None:
+    # Row 17. Guard: client.Client._refused, which ends at what leads to a new session.
+    seen = asyncio.Queue[str]()
+    async with AsyncExitStack() as stack:
+        async with running(ladder) as server:
+            connection = gapless.connect(
+                url_of(server),
+                upgrade="never",
+                retry=Retry(first=0.02, most=0.1, attempts=1000),
+                observe=lambda observation: seen.put_nowait(observation.what),
+            )
+            await stack.enter_async_context(connection)
+            await soon(until(seen, "streaming"))
+        async with running(ladder, port=server.port):
+            assert await soon(until(seen, "404")) == "listening → over (404 session-unknown)"
+            assert connection.error is not None
+            assert connection.error.code == "session-unknown"
+
+
 @pytest.mark.parametrize("status", [404, 502])
 @pytest.mark.parametrize("method", ["GET", "POST"])
 @pytest.mark.rule("L7", "S5")
 async def test_a_proxys_own_404_or_502_twice_over_costs_no_session(status: int, method: str) -> None:
-    # Row 18. Guard: client.Client._refused: an answer that is not of this protocol ends nothing.
+    # Row 18. Guard: client.Client._refused and sending.Sending.refused: an answer that is not of this
+    # protocol ends nothing; outgoing.Outgoing, which keeps what is unreceived.
     waiting, answered = Waiting(), itertools.count(1)
 
     def answer(link: Link) -> None:
@@ -764,7 +792,8 @@ async def lifeline() -> AsyncGenerator[tuple[list[str], asyncio.Event]]:
 
 @pytest.mark.rule("L7", "B9")
 async def test_a_client_killed_while_it_holds_a_get_leaves_no_child_behind() -> None:
-    # Row 21. Guard: sessions.Sessions._look_after, which expires; live.Live.close, which ends the backend.
+    # Row 21. Guard: sessions.Sessions._look_after, which expires. Then both live.Live.end and
+    # sessions.Sessions._let_go close the backend; tests/server/test_lifecycle.py shows each alone.
     async with lifeline() as (command, gone), running(command, session_expiry=1.0) as server:
         client = Unscripted(server, "2025-11-25")
         await client.initialize()
@@ -880,7 +909,7 @@ async def test_of_150_steps_a_resume_from_the_10th_has_all_or_is_refused(
 async def test_a_server_that_accepts_and_ends_at_once_is_backed_off_from_and_given_up_on(
     monkeypatch: pytest.MonkeyPatch, manner: str
 ) -> None:
-    # Row 24. Guard: client.Client._rest; driver.Driver._clock, which jitters.
+    # Row 24. Guard: client.Client._rest; driver.Driver._look, which jitters.
     monkeypatch.setattr(random.Random, "random", lambda _: 1.0)
     asked: list[float] = []
     loop = asyncio.get_running_loop()
@@ -1360,7 +1389,7 @@ async def test_an_upgrade_that_fails_drains_no_event_and_changes_no_state(server
 @pytest.mark.parametrize("lost", [False, True], ids=["held", "lost"])
 @pytest.mark.rule("L6", "S6", "U8")
 async def test_a_message_sent_during_the_handshake_is_delivered_once(lost: bool, steps_: Any) -> None:
-    # Row 33. Guard: inbox.Inbox.judge: a repeat is not run again; outgoing.Outgoing keeps what is unreceived.
+    # Row 33. Guard: inbox.Inbox.judge: a repeat is not run again.
     runs: list[str] = []
     server_ = MCPServer("counting")
 

@@ -2,11 +2,14 @@
 
 from __future__ import annotations
 
+from typing import Any
+
 import pytest
 
 from tests.interop.page import PAGE, Section, rewritten
+from tests.interop.processes import run
 from tests.interop.run import PARTS
-from tests.interop.suites import Outcome, worse
+from tests.interop.suites import Outcome, on_call, worse
 
 PASSED, FAILED = ("ping", "ping"), ("ping", "pong")
 
@@ -24,6 +27,30 @@ def test_what_passes_alone_and_fails_or_is_not_judged_behind_gapless_is_worse() 
 )
 def test_a_suite_that_failed_somewhere_or_judged_nothing_or_did_not_end_is_not_good(outcome: Outcome) -> None:
     assert not outcome.good
+
+
+def test_an_outcome_is_the_sum_of_its_scenarios() -> None:
+    whole = Outcome({PASSED: "SUCCESS", FAILED: "FAILURE", ("list", "list"): "SUCCESS"})
+    assert {name: str(part) for name, part in whole.scenarios.items()} == {"ping": "1/1", "list": "1/0"}
+
+
+@pytest.mark.parametrize("fails", [False, True])
+async def test_a_client_on_call_does_what_the_suite_asks_and_its_failure_is_told(fails: bool) -> None:
+    asked: list[Any] = []
+
+    async def client(url: str, scenario: str, context: dict[str, Any]) -> None:
+        asked.append((url, scenario, context))
+        if fails:
+            raise ValueError("no such tool")
+
+    asks = {"MCP_CONFORMANCE_SCENARIO": "auth/ping", "MCP_CONFORMANCE_CONTEXT": '{"client_id": "é"}'}
+    async with on_call(client) as (command, failures):
+        ended = await run([*command.split(), "http://localhost/mcp"], 30, env=asks)
+    assert asked == [("http://localhost/mcp", "auth/ping", {"client_id": "é"})]
+    assert ended.status == int(fails)
+    told = ["auth/ping: the client failed: ValueError('no such tool')"] if fails else []
+    assert failures == told
+    assert ended.stderr.strip().splitlines() == told
 
 
 def test_the_page_has_a_place_for_every_part_and_keeps_what_is_around_it() -> None:

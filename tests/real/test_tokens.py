@@ -98,6 +98,32 @@ async def test_what_authorizes_requests_authorizes_the_handshake(serve: Serve) -
         await soon(bound.wait())
 
 
+async def test_a_user_may_take_longer_to_authorize_than_a_server_may_to_answer(serve: Serve) -> None:
+    verifier = Rotating()
+
+    class User(httpx2.Auth):
+        """Sits at a browser, and is asked when the events are."""
+
+        async def async_auth_flow(
+            self, request: httpx2.Request
+        ) -> AsyncGenerator[httpx2.Request, httpx2.Response]:
+            if request.method == "GET":
+                await asyncio.sleep(1.5)
+            request.headers["Authorization"] = f"Bearer {verifier.good}"
+            yield request
+
+    server = await serve(verifier=verifier)
+    url, retry = f"http://{server.host}/mcp", Retry(first=0.01, most=0.01, attempts=2)
+    connection = gapless.connect(url, auth=User(), upgrade="never", retry=retry, answer_timeout=1.0)
+    async with connection as (read, write):
+        hello = JSONRPCNotification(jsonrpc="2.0", method="notifications/initialized")
+        await soon(write.send(SessionMessage(hello)))
+        backend = await server.backends.opened()
+        await backend.say(note(step=1))
+        received: Any = await soon(read.receive())
+        assert received.message.params == {"step": 1}
+
+
 async def test_a_token_that_does_not_do_ends_it_with_the_reason(serve: Serve) -> None:
     server = await serve(verifier=Rotating())
     connection = gapless.connect(f"http://{server.host}/mcp", token="another")

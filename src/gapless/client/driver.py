@@ -8,7 +8,9 @@ from __future__ import annotations
 import asyncio
 import random
 import re
-from collections.abc import Awaitable, Callable, Coroutine
+from asyncio import get_running_loop
+from collections import deque
+from collections.abc import Awaitable, Callable, Coroutine, Sequence
 from contextlib import suppress
 from dataclasses import dataclass
 from typing import Any, Final, assert_never
@@ -18,10 +20,13 @@ from gapless.client.network import Network
 from gapless.client.receipts import Receipts, Turn, turn
 from gapless.client.sse import DEFAULT_LIMIT, read_stream
 from gapless.client.websocket import Socket, knock
-from gapless.errors import GaplessError
+from gapless.errors import GaplessError, UsageError
+from gapless.protocol.block import Block
 from gapless.protocol.client import Client, Phase
+from gapless.protocol.incoming import Event
 from gapless.protocol.jsonrpc import Envelope, error_response
 from gapless.protocol.moves import (
+    Arrived,
     CloseSocket,
     CloseStream,
     Delete,
@@ -74,7 +79,8 @@ class Driver:
     """One session's I/O around one machine.
 
     Args:
-        deliver: takes one message for the application; returns when it has accepted it.
+        deliver: takes one message for the application; returns when it has accepted it. Without, the
+            application comes for its messages: `next`, then `accepted`.
         over: called once when the machine is done, with the error or `None`.
         saving: called before any effect that states the cursor (C4), and when there is progress.
         receipts: told of every event that is processed, and of every turn of the connection.
@@ -87,7 +93,7 @@ class Driver:
         process: str,
         network: Network,
         *,
-        deliver: Callable[[bytes], Awaitable[None]],
+        deliver: Callable[[bytes], Awaitable[None]] | None = None,
         over: Callable[[GaplessError | None], None],
         saving: Callable[[bool], None],
         observe: Callable[[Observation], None] | None = None,
@@ -108,8 +114,12 @@ class Driver:
         """What decides whether a session is left behind: the POST that opens one, or its DELETE."""
         self._readers: dict[int, asyncio.Task[None]] = {}
         self._sockets: dict[int, Socket] = {}
-        self._changed = asyncio.Event()
-        self._settled: list[bytes] = []
+        self._waiting: list[asyncio.Future[None]] = []
+        self._told: deque[bytes] = deque()
+        self._in_hand: Event | None = None
+        self._alarm: asyncio.TimerHandle | None = None
+        self._looking = False
+        self._ended = asyncio.Event()
         self._random = random.Random()
 
     async def run(self) -> None:
@@ -117,8 +127,12 @@ class Driver:
         but for a DELETE, and a POST /session that may lead to one: `leave` waits for these."""
         try:
             self.put(Start())
-            await asyncio.gather(self._pump(), self._clock())
+            if self._deliver is not None:
+                await self._pump(self._deliver)
+            await self._ended.wait()
         finally:
+            self._ended.set()
+            self._stop_alarm()
             for task in (*self._tasks, *self._readers.values()):
                 if task is not self._farewell:
                     task.cancel()
@@ -148,9 +162,8 @@ class Driver:
 
     def put(self, input: Input) -> None:
         """One input into the machine, and its effects out into the world."""
-        now = asyncio.get_running_loop().time()
         before = self.machine.phase
-        effects = self.machine.handle(input, now)
+        effects = self.machine.handle(input, get_running_loop().time())
         if isinstance(input, SocketOpened) and self.machine.socket != input.attempt:
             self._drop_socket(input.attempt)
         if self._receipts is not None and self.machine.phase is not before:
@@ -159,8 +172,10 @@ class Driver:
             self._perform(effect)
         if self._observe is not None:
             self._report(input, before)
-        self._changed.set()
-        self._changed = asyncio.Event()
+        if not self._looking:
+            self._looking = True
+            get_running_loop().call_soon(self._look)
+        self._wake()
 
     # Effects ---------------------------------------------------------------------------------------
 
@@ -181,7 +196,7 @@ class Driver:
                     limit=self._limit,
                     timeout=self._network.answer_timeout,
                     put=self.put,
-                    room=self._reading,
+                    read=self._read,
                 )
                 self._readers[attempt] = self._spawn(reading)
             case Negotiate(attempt, cursor, nonce):
@@ -207,7 +222,7 @@ class Driver:
             case Delete():
                 self._farewell = self._spawn(self._http.delete(session))
             case Settle(id, code, message, data):
-                self._settled.append(error_response(id, code, message, data))
+                self._told.append(error_response(id, code, message, data))
             case Over(error):
                 self._over(error)
             case _:
@@ -226,12 +241,15 @@ class Driver:
                 del self._readers[attempt]
         error = None if task.cancelled() else task.exception()
         if error is not None:
-            asyncio.get_running_loop().call_exception_handler(
-                {"message": "a client task failed", "exception": error, "task": task}
-            )
-            # What it was to find out would be waited for in vain.
+            self._break(error)
+
+    def _break(self, error: BaseException) -> None:
+        """Something that had to be done failed: what it was to find out would be waited for in vain."""
+        if not isinstance(error, UsageError):  # a file of ours cannot be written
+            get_running_loop().call_exception_handler({"message": "a client task failed", "exception": error})
             told = f"the client failed: {type(error).__name__}: {error}"
-            self.put(Leave(GaplessError(told, hint="this is a bug: please report it")))
+            error = GaplessError(told, hint="this is a bug: please report it")
+        self.put(Leave(error))
 
     def _answer(self, request: Coroutine[Any, Any, Input]) -> asyncio.Task[None]:
         async def ask() -> None:
@@ -264,7 +282,7 @@ class Driver:
         self._spawn(socket.write())
         self.put(opened[0])
         try:
-            await socket.read(attempt, self._limit, self.put, self._has_room)
+            await socket.read(attempt, self._limit, self.put, self._read)
         finally:
             self._drop_socket(attempt)
 
@@ -284,49 +302,107 @@ class Driver:
 
     # The application's side --------------------------------------------------------------------------
 
-    async def _pump(self) -> None:
-        """Hand events to the application, one at a time; the cursor moves when it has accepted one."""
-        while True:
-            while self._settled:
-                await self._deliver(self._settled.pop(0))
+    def tell(self, data: bytes) -> None:
+        """Have the application take this message next; it is no event, and moves no cursor."""
+        self._told.append(data)
+        self._wake()
+
+    async def next(self) -> bytes | None:
+        """The application's next message, in its hands until `accepted`; `None` once all is over.
+
+        One reader at a time. To be cancelled here loses nothing.
+        """
+        while not self._told:
             event = self.machine.take()
             if event is None:
                 if self.machine.phase is Phase.OVER:
-                    return
+                    return None
                 await self._wait()
-                continue
-            if self.machine.wanted(event):
-                await self._deliver(event.data)
+            elif self.machine.wanted(event):
+                self._in_hand = event
+                return event.data
+            else:
+                self._accept(event)
+        return self._told.popleft()
+
+    def accepted(self) -> None:
+        """The application has the message that `next` gave it: only now does the cursor move."""
+        event, self._in_hand = self._in_hand, None
+        if event is not None:
+            self._accept(event)
+
+    def _accept(self, event: Event) -> None:
+        try:
             if self._receipts is not None:
                 self._receipts.processed(event.id)  # before anything can state it
             self.put(Delivered())
             self._saving(False)
+        except UsageError as error:
+            self._break(error)
 
-    async def _clock(self) -> None:
-        """Tick when the machine asks for it. Backoffs are jittered: up to half as long again."""
-        loop = asyncio.get_running_loop()
-        while self.machine.phase is not Phase.OVER:
-            deadline = self.machine.deadline
-            if deadline is not None and self.machine.phase is Phase.RESTING:
-                deadline += max(0.0, deadline - loop.time()) * self._random.random() / 2
-            try:
-                async with asyncio.timeout_at(deadline):
-                    await self._wait()
-            except TimeoutError:
+    async def _pump(self, deliver: Callable[[bytes], Awaitable[None]]) -> None:
+        """Hand messages to the application, one at a time."""
+        while (data := await self.next()) is not None:
+            await deliver(data)
+            self.accepted()
+
+    # Time, and those who wait ------------------------------------------------------------------------
+
+    def _look(self) -> None:
+        """After the inputs of one turn of the loop: see that the alarm rings in time.
+
+        Backoffs are jittered: up to half as long again.
+        """
+        self._looking = False
+        deadline, now = self.machine.deadline, get_running_loop().time()
+        if deadline is None or self._ended.is_set():
+            return
+        if self._alarm is not None and self._alarm.when() <= deadline:
+            return
+        if self.machine.phase is Phase.RESTING:
+            deadline += max(0.0, deadline - now) * self._random.random() / 2
+        self._stop_alarm()
+        self._alarm = get_running_loop().call_at(deadline, self._ring)
+
+    def _ring(self) -> None:
+        """Tick, if what the alarm was set for has not been put off since."""
+        self._alarm = None
+        deadline = self.machine.deadline
+        try:
+            if deadline is not None and deadline <= get_running_loop().time():
                 self.put(Tick())
+            else:
+                self._look()
+        except Exception as error:
+            self._break(error)
+
+    def _stop_alarm(self) -> None:
+        if self._alarm is not None:
+            self._alarm.cancel()
+            self._alarm = None
 
     async def _wait(self) -> None:
         """Until the next input. Whoever waits looked at the machine without awaiting in between."""
-        await self._changed.wait()
+        waiter = get_running_loop().create_future()
+        self._waiting.append(waiter)
+        await waiter
 
-    async def _reading(self) -> None:
-        """Until the event stream may be read (U10), and there is room."""
-        while not self.machine.reading or self.machine.full:
-            await self._wait()
+    def _wake(self) -> None:
+        if self.machine.phase is Phase.OVER:
+            self._ended.set()
+        if self._waiting:
+            waiting, self._waiting = self._waiting, []
+            for waiter in waiting:
+                if not waiter.done():
+                    waiter.set_result(None)
 
-    async def _has_room(self) -> None:
-        while self.machine.full:
-            await self._wait()
+    async def _read(self, attempt: int, blocks: Sequence[Block | None]) -> None:
+        """Put in what has arrived: events no faster than they are taken, nothing while at the door (U10)."""
+        machine = self.machine
+        for block in blocks:
+            while not machine.reading or (machine.full and block is not None and block.id is not None):
+                await self._wait()
+            self.put(Arrived(attempt, block))
 
     def _note(self, receipts: Receipts, input: Input, before: Phase) -> None:
         """A line for a turn of the connection. Words of ours and numbers only: a text may hold the token."""

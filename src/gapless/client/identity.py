@@ -22,6 +22,13 @@ class Identity:
     def __init__(self, incarnation: int) -> None:
         self._mark = Mark(f"p{incarnation}." if incarnation else "")
 
+    def __bool__(self) -> bool:
+        return bool(self._mark)
+
+    def mark(self, id: Any) -> Any:
+        """An ID of a request of this process, as it goes over the wire."""
+        return self._mark.put_on(id)
+
     def owns(self, id: Any) -> bool:
         """Whether an answer under this wire ID is for this process."""
         return self._mark.bears(id)

@@ -17,7 +17,6 @@ from typing import Any, Final, Literal, cast
 import anyio
 import httpx2
 import msgspec
-from anyio.streams.memory import MemoryObjectReceiveStream, MemoryObjectSendStream
 from mcp.shared.message import SessionMessage
 from mcp_types import jsonrpc_message_adapter
 from pydantic import ValidationError
@@ -27,8 +26,9 @@ from gapless.client.identity import Identity
 from gapless.client.network import Bearer, Token, check_url, open_network
 from gapless.client.receipts import Receipts
 from gapless.client.state import Saved, StateFile
+from gapless.client.streams import Messages, Sink
 from gapless.errors import GaplessError, UsageError
-from gapless.protocol.client import Client, Policy, Retry
+from gapless.protocol.client import Client, Phase, Policy, Retry
 from gapless.protocol.cursor import parse_event_id
 from gapless.protocol.jsonrpc import error_response, peek
 
@@ -36,6 +36,9 @@ __all__ = ["Connection", "connect"]
 
 _SAVE_SECONDS: Final = 1.0
 _SAVE_EVENTS: Final = 64
+
+_TURN: Final = 32
+"""Messages that are taken without a wait before other tasks get their turn."""
 
 _Received = SessionMessage | Exception
 
@@ -131,7 +134,9 @@ class Connection:
         self._identity = Identity(0)
         self._driver: Driver | None = None
         self._http: httpx2.AsyncClient | None = None
-        self._tasks: list[asyncio.Task[None]] = []
+        self._running: asyncio.Task[None] | None = None
+        self._streams = Messages(self._receive), Sink(self._send)
+        self._turn = 0
         self._initializing: Any = None
         self.error: GaplessError | None = None
         """Why the session ended, if it did."""
@@ -184,29 +189,28 @@ class Connection:
 
     async def __aenter__(
         self,
-    ) -> tuple[MemoryObjectReceiveStream[_Received], MemoryObjectSendStream[SessionMessage]]:
+    ) -> tuple[Messages[_Received], Sink[SessionMessage]]:
         self._resume()
         if self._receipts_path is not None:
             self._receipts = Receipts(self._receipts_path)
         network = open_network(self.url, self._options, self._answer_timeout)
         self._http = network.client
         process = secrets.token_urlsafe(12)
-        self._to_app, read = anyio.create_memory_object_stream[_Received](0)
-        write, self._from_app = anyio.create_memory_object_stream[SessionMessage](0)
         self._driver = Driver(
             self._machine(process),
             self.url,
             process,
             network,
-            deliver=self._deliver,
             over=self._over,
             saving=self._save,
             observe=self._observe,
             receipts=self._receipts,
         )
-        self._streams = (self._to_app, self._from_app, read, write)
-        self._tasks = [asyncio.create_task(self._run()), asyncio.create_task(self._relay())]
-        return read, write
+        if self._saved is not None:
+            for asked in self._saved.asked.values():
+                self._driver.tell(msgspec.json.encode(asked))  # of the dead process, never answered
+        self._running = asyncio.create_task(self._driver.run())
+        return self._streams
 
     async def __aexit__(
         self,
@@ -214,16 +218,10 @@ class Connection:
         exc: BaseException | None,
         traceback: TracebackType | None,
     ) -> None:
-        assert self._driver is not None and self._http is not None
-        # Nobody reads any more: what is still to be delivered must not hold the end up.
-        self._to_app.close()
-        relay = self._tasks[1]
-        if not relay.done():
-            await asyncio.wait({relay}, timeout=0)
+        assert self._driver is not None and self._http is not None and self._running is not None
         await self._driver.leave()
-        for task in self._tasks:
-            task.cancel()
-        await asyncio.gather(*self._tasks, return_exceptions=True)
+        self._running.cancel()
+        await asyncio.gather(self._running, return_exceptions=True)
         for stream in self._streams:
             stream.close()
         await self._http.aclose()
@@ -246,46 +244,52 @@ class Connection:
         machine.keepalive = float(saved.timers.get("keepalive", machine.keepalive))
         return machine
 
-    async def _run(self) -> None:
+    async def _receive(self) -> _Received:
+        """What the SDK's session takes next; it has it then, for nothing awaits in between."""
         assert self._driver is not None
-        try:
-            for asked in [] if self._saved is None else list(self._saved.asked.values()):
-                await self._deliver_own(msgspec.json.encode(asked))  # of the dead process, never answered
-            await self._driver.run()
-        except (anyio.BrokenResourceError, anyio.ClosedResourceError):
-            pass  # the application stopped reading: it is leaving
-        except UsageError as error:
-            self.error = error  # a file of ours cannot be written
-        finally:
-            self._to_app.close()
+        while True:
+            if self._turn == _TURN:
+                self._turn = 0
+                await asyncio.sleep(0)
+            data = await self._driver.next()
+            if data is None:
+                raise anyio.EndOfStream
+            self._turn += 1
+            item = self._for_app(data)
+            self._driver.accepted()
+            if item is not None:
+                return item
 
-    async def _relay(self) -> None:
-        """Take messages from the application and give them to the machine."""
-        assert self._driver is not None
-        async for item in self._from_app:
-            message: dict[str, Any] = item.message.model_dump(by_alias=True, exclude_unset=True, mode="json")
-            answer = self._from_record(message)
-            if answer is not None:
-                if answer:
-                    await self._deliver_own(answer)
-                continue
-            self._note_outgoing(message)
-            data = msgspec.json.encode(self._identity.outgoing(message))
-            await self._driver.submit(data, peek(data))
-
-    async def _deliver(self, data: bytes) -> None:
+    def _for_app(self, data: bytes) -> _Received | None:
+        """A message off the wire, as the application is to see it; `None` where it is not."""
+        if self._file is None and not self._identity:
+            return _parse(data)
         message: dict[str, Any] = msgspec.json.decode(data)
         if self._belongs_elsewhere(message):
             self._dead.pop(_id_key(message.get("id")), None)
             self._recovered.append(message)
-            return
+            return None
         if self._reports_elsewhere(message):
-            return
+            return None
         self._note_incoming(message)
-        await self._deliver_own(msgspec.json.encode(self._identity.incoming(message)))
+        return _parse(msgspec.json.encode(self._identity.incoming(message)))
 
-    async def _deliver_own(self, data: bytes) -> None:
-        await self._to_app.send(_parse(data))
+    async def _send(self, item: SessionMessage) -> None:
+        """Take a message from the application and give it to the machine."""
+        assert self._driver is not None
+        if self._driver.machine.phase is Phase.OVER:
+            raise anyio.BrokenResourceError
+        data = item.message.model_dump_json(by_alias=True, exclude_unset=True).encode()
+        if self._file is not None or self._identity:
+            message: dict[str, Any] = msgspec.json.decode(data)
+            answer = self._from_record(message)
+            if answer is not None:
+                if answer:
+                    self._driver.tell(answer)
+                return
+            self._note_outgoing(message)
+            data = msgspec.json.encode(self._identity.outgoing(message))
+        await self._driver.submit(data, peek(data))
 
     def _over(self, error: GaplessError | None) -> None:
         self.error = self.error or error
@@ -330,7 +334,10 @@ class Connection:
         self._saved_at, self._saved_seq, self._dirty = now, machine.cursor.seq, False
 
     def _from_record(self, message: dict[str, Any]) -> bytes | None:
-        """Answer the handshake of a restarted process from the record; `b""` swallows, `None` passes on."""
+        """Answer the handshake of a restarted process from the record; `b""` swallows, `None` passes on.
+
+        The answer is as it would come off the wire.
+        """
         saved = self._saved
         if saved is None or saved.initialize is None or saved.initialized is None or not saved.incarnation:
             return None
@@ -343,13 +350,13 @@ class Connection:
                 "the session in the state file was opened with other client capabilities or another version"
             )
             return error_response(
-                message["id"],
+                self._identity.mark(message["id"]),
                 -32000,
                 text,
                 {"reason": "handshake-differs", "action": "delete the state file"},
             )
-        result = saved.initialized["result"]
-        return msgspec.json.encode({"jsonrpc": "2.0", "id": message["id"], "result": result})
+        id, result = self._identity.mark(message["id"]), saved.initialized["result"]
+        return msgspec.json.encode({"jsonrpc": "2.0", "id": id, "result": result})
 
     def _note_outgoing(self, message: dict[str, Any]) -> None:
         if self._file is None:

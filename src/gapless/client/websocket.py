@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Awaitable, Callable
+from collections.abc import Awaitable, Callable, Sequence
 from contextlib import aclosing
 from typing import Final
 from urllib.parse import urlencode
@@ -16,9 +16,9 @@ from websockets.typing import Subprotocol
 from gapless.client.http import SUBPROTOCOL, refused
 from gapless.client.network import Network
 from gapless.errors import MalformedError, TooLargeError
-from gapless.protocol.block import BLOCK_OVERHEAD, BlockDecoder
+from gapless.protocol.block import BLOCK_OVERHEAD, Block, BlockDecoder
 from gapless.protocol.cursor import EventId
-from gapless.protocol.moves import Arrived, Failed, Input, SocketClosed, SocketOpened
+from gapless.protocol.moves import Failed, Input, SocketClosed, SocketOpened
 
 __all__ = ["Socket", "knock"]
 
@@ -52,24 +52,23 @@ class Socket:
             return  # the reader says so
 
     async def read(
-        self, attempt: int, limit: int, put: Callable[[Input], None], room: Callable[[], Awaitable[None]]
+        self,
+        attempt: int,
+        limit: int,
+        put: Callable[[Input], None],
+        read: Callable[[int, Sequence[Block | None]], Awaitable[None]],
     ) -> None:
         """Put in what arrives, until the socket closes."""
         code, reason = _BROKEN, ""
         try:
-            async for frame in self._connection:
-                data = frame.encode() if isinstance(frame, str) else frame
-                for block in BlockDecoder(limit + BLOCK_OVERHEAD).feed(data):
-                    if block.id is not None:
-                        await room()
-                    put(Arrived(attempt, block))
+            while True:
+                frame = await self._connection.recv(decode=False)
+                await read(attempt, BlockDecoder(limit + BLOCK_OVERHEAD).feed(frame))
         except ConnectionClosed as closed:
             if closed.rcvd is not None:
                 code, reason = closed.rcvd.code, closed.rcvd.reason
         except (MalformedError, TooLargeError):
             self.abort()
-        else:
-            code, reason = self._connection.close_code or _BROKEN, self._connection.close_reason or ""
         put(SocketClosed(attempt, code, reason))
 
 

@@ -4,8 +4,9 @@ from __future__ import annotations
 
 import re
 from binascii import hexlify
-from dataclasses import dataclass
 from typing import Final
+
+import msgspec
 
 from gapless.errors import MalformedError, TooLargeError
 from gapless.protocol.cursor import EventId
@@ -29,8 +30,7 @@ BLOCK_OVERHEAD: Final = 1024
 MESSAGE: Final = "message"
 
 
-@dataclass(frozen=True, slots=True)
-class Block:
+class Block(msgspec.Struct, frozen=True):
     """One decoded block. `data` is the data lines joined by LF; `None` where there was no data line."""
 
     event: str = MESSAGE
@@ -66,6 +66,8 @@ def encode_prime(cursor: EventId | None, retry_ms: int) -> bytes:
 
 
 _LINE_END = re.compile(rb"\r\n|\n|\r")
+_EVENT = re.compile(rb"id: ([^\0\r\n]+)\n(?:event: ([^\r\n]+)\n)?data: ([^\r\n]*)\n\n")
+"""A block as `encode_event` writes it: read at a stroke, for it is what nearly all that comes is made of."""
 _BOM: Final = b"\xef\xbb\xbf"
 
 
@@ -128,8 +130,13 @@ class BlockDecoder:
             chunk = chunk.removeprefix(b"\n")
         blocks: list[Block] = []
         start = 0
-        # Only what is new is searched, however long the line that it belongs to has grown.
-        for match in _LINE_END.finditer(chunk):
+        while True:
+            if not self._size and not self._buffer:
+                start = self._events(chunk, start, blocks)
+            # Only what is new is searched, however long the line that it belongs to has grown.
+            match = _LINE_END.search(chunk, start)
+            if match is None:
+                break
             line = chunk[start : match.start()]
             start = match.end()
             if self._buffer:
@@ -155,6 +162,16 @@ class BlockDecoder:
     def pending(self) -> bool:
         """Whether bytes of an unfinished block are held (an unterminated tail, if the stream ends now)."""
         return bool(self._buffer) or self._seen
+
+    def _events(self, chunk: bytes, start: int, blocks: list[Block]) -> int:
+        """Decode events from `start` on; where the first begins that is something else, or not whole."""
+        while match := _EVENT.match(chunk, start):
+            if match.end() - start > self._limit:
+                raise TooLargeError(f"a block is larger than the limit of {self._limit} bytes")
+            id, event, data = match.groups()
+            blocks.append(Block(MESSAGE if event is None else _text(event), _text(id), data))
+            start = match.end()
+        return start
 
     def _block(self) -> Block:
         data = b"\n".join(self._data) if self._data else None

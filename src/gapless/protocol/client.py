@@ -150,10 +150,12 @@ class Client:
     @property
     def deadline(self) -> float | None:
         """When `Tick` is due next; `None` if nothing is."""
+        if self.phase not in LIVE:
+            return None
         times = [t for t in (self._wake, self.sending.wake, self._ack_at) if t is not None]
         if self.phase in CARRYING and not self.full:
             times.append(self._heard + 2 * self.keepalive)
-        return min(times) if times and self.phase in LIVE else None
+        return min(times, default=None)
 
     @property
     def cursor(self) -> EventId | None:
@@ -614,6 +616,7 @@ class Client:
         """Give up on what carries events; as with any socket that goes, the door waits (B7)."""
         if self.socket is not None:
             self._door_failed(now)
+            self.outgoing.resend()
         return self._drop()
 
     def _drop(self) -> list[Effect]:

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from collections import deque
-from dataclasses import dataclass
 from typing import Any, cast
 
 import msgspec
@@ -16,8 +15,7 @@ from gapless.protocol.seam import echo_fault
 __all__ = ["Event", "Incoming", "read_object"]
 
 
-@dataclass(frozen=True, slots=True)
-class Event:
+class Event(msgspec.Struct, frozen=True):
     """A log event on its way to the application."""
 
     id: EventId

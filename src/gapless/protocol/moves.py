@@ -9,6 +9,8 @@ from __future__ import annotations
 from dataclasses import dataclass, field
 from typing import Any
 
+import msgspec
+
 from gapless.errors import GaplessError
 from gapless.protocol.block import Block
 from gapless.protocol.cursor import EventId
@@ -71,8 +73,7 @@ class Move:
     """The application asks for the WebSocket now, whatever the policy says."""
 
 
-@dataclass(frozen=True, slots=True)
-class Delivered:
+class Delivered(msgspec.Struct, frozen=True):
     """The application accepted the event that `take` handed out: it is processed."""
 
 
@@ -106,8 +107,7 @@ class StreamOpened:
     attempt: int
 
 
-@dataclass(frozen=True, slots=True)
-class Arrived:
+class Arrived(msgspec.Struct, frozen=True):
     """Something arrived: a block, or, where `block` is `None`, a comment or a part of one."""
 
     attempt: int
