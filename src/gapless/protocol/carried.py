@@ -139,7 +139,7 @@ class Carried:
         self.handing = False
         self.answered = False
         self.futile = 0
-        self.replaying: deque[Waiting] = deque()
+        self.replaying: list[Waiting] = []
         self.awaited: Waiting | None = None
         self.unacknowledged: frozenset[RequestId] = frozenset()
 

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from collections import deque
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 from typing import Final
@@ -109,7 +108,7 @@ class Outbox:
         """The last evicted event of each stream, and its link (M4)."""
         self._grain = grain
         self._buffer = bytearray()
-        self._marks: deque[Run] = deque()
+        self._marks: list[Run] = []
         self._bytes = 0
         self._moved = False
 
@@ -203,7 +202,7 @@ class Outbox:
             pinned = pin is not None and mark.last > pin.after and self.floor < pin.upto
             if not (over_bytes or (not pinned and (over or (acked and used)))):
                 break
-            self._marks.popleft()
+            self._marks.pop(0)
             self._bytes -= mark.size
             self.floor = mark.last
             self.floor_link = mark.link
@@ -238,8 +237,6 @@ class Outbox:
         other.evicted_unacked = self.evicted_unacked
         other.evicted = dict(self.evicted)
         other._buffer = bytearray(self._buffer)
-        other._marks = deque(
-            Run(m.last, m.link, m.events, m.size, m.at, dict(m.streams)) for m in self._marks
-        )
+        other._marks = [Run(m.last, m.link, m.events, m.size, m.at, dict(m.streams)) for m in self._marks]
         other._bytes, other._moved = self._bytes, self._moved
         return other

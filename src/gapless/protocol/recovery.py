@@ -92,7 +92,7 @@ def _replay(session: Session, now: float) -> list[Effect]:
     carried = session.carried
     effects: list[Effect] = []
     while carried.replaying:
-        order = replayed(carried.replaying.popleft(), session.inbox.open)
+        order = replayed(carried.replaying.pop(0), session.inbox.open)
         effects.append(Dispatch(0, order.data, order.envelope, carried.incarnation))
         if order.envelope.method == LISTEN and order.envelope.id is not None:
             carried.unacknowledged |= {order.envelope.id}

@@ -21,14 +21,17 @@ _PRIMES: Final = 8
 class Streams:
     """Stream 0 is the standalone one; each request opens the next. In the session view all is stream 0."""
 
-    __slots__ = ("_done", "_last", "_primes", "_questions", "_running", "next")
+    __slots__ = ("_done", "_gone", "_last", "_primes", "_questions", "_running", "next")
 
     def __init__(self) -> None:
         self.next = 1
         """The number that the next stream opened gets."""
         self._last: dict[int, int] = {}
         self._running: set[int] = set()
-        self._done: dict[int, None] = {}
+        self._done: list[int] = []
+        """Finished streams with events above the floor, as they finished: in the order of their last events."""
+        self._gone: list[int] = []
+        """Finished streams all of whose events are evicted."""
         self._primes: dict[int, dict[int, Link]] = {}
         self._questions: frozenset[int] = frozenset()
 
@@ -48,7 +51,8 @@ class Streams:
         for run in runs:
             for stream, (last, _) in run.streams.items():
                 self._last[stream] = last
-        self._done = {stream: None for stream in self._last if stream and stream not in self._running}
+        done = (stream for stream in self._last if stream and stream not in self._running)
+        self._done = sorted(done, key=self.last)
 
     @property
     def running(self) -> frozenset[int]:
@@ -76,7 +80,7 @@ class Streams:
         """No more events will go to this stream; the standalone one never finishes."""
         if stream in self._running:
             self._running.discard(stream)
-            self._done[stream] = None
+            self._done.append(stream)
 
     def finished(self, stream: int) -> bool:
         """Whether a stream ends once its last event is written (M2)."""
@@ -129,19 +133,26 @@ class Streams:
         """Drop what the floor has made pointless."""
         if self._questions:
             self._questions = frozenset(seq for seq in self._questions if seq > outbox.floor)
-        gone = [stream for stream in self._done if self._last.get(stream, 0) <= outbox.floor]
-        for stream in gone[: max(0, len(gone) - _REMEMBERED)]:
-            del self._done[stream]
+        gone = 0
+        while gone < len(self._done) and self.last(self._done[gone]) <= outbox.floor:
+            gone += 1
+        if not gone:
+            return
+        self._gone += self._done[:gone]
+        del self._done[:gone]
+        for stream in self._gone[:-_REMEMBERED]:
             self._last.pop(stream, None)
             self._primes.pop(stream, None)
             outbox.evicted.pop(stream, None)
             outbox.acks.pop(stream, None)
+        del self._gone[:-_REMEMBERED]
 
     def copy(self) -> Streams:
         """An independent copy."""
         other = Streams()
         other.next, other._questions = self.next, self._questions
         other._running = set(self._running)
-        other._last, other._done = dict(self._last), dict(self._done)
+        other._last = dict(self._last)
+        other._done, other._gone = self._done.copy(), self._gone.copy()
         other._primes = {stream: dict(primes) for stream, primes in self._primes.items()}
         return other

@@ -61,8 +61,11 @@ async def feed(live: Live, delivery: Delivery, wake: asyncio.Event, write: Write
 
 def _others(data: bytes, own: bytes) -> bool:
     """Whether there is a block of any other stream."""
-    first = data.startswith(own, data.index(b".") + 1)
-    return not first or re.search(rb"\n\nid: [0-9]+\.(?!%b)" % re.escape(own), data) is not None
+    if not data.startswith(own, data.index(b".") + 1):
+        return True
+    if b"\n\nid: " not in data:
+        return False  # a single block: no pattern need be made
+    return re.search(rb"\n\nid: [0-9]+\.(?!%b)" % re.escape(own), data) is not None
 
 
 def _filtered(data: bytes, delivery: Delivery) -> bytes:

@@ -11,7 +11,6 @@ import asyncio
 import logging
 import secrets
 import time
-from collections import deque
 from collections.abc import Awaitable, Callable, Iterable
 from contextlib import suppress
 from dataclasses import replace
@@ -109,11 +108,12 @@ class Live:
         self._backend: Backend | None = None
         self._version = 0
         self._durable = 0
-        self._waiters: deque[tuple[int, asyncio.Future[None]]] = deque()
+        self._waiters: list[tuple[int, asyncio.Future[None]]] = []
         self._committer: asyncio.Task[None] | None = None
-        self._dispatches: deque[tuple[int, Dispatch]] = deque()
+        self._dispatches: list[tuple[int, Dispatch]] = []
         self._dispatcher: asyncio.Task[None] | None = None
-        self._room = asyncio.Event()
+        self._room: asyncio.Event | None = None
+        """Where somebody waits for room; that most of these never have to is memory saved."""
         self._wakes: dict[ConnectionId, asyncio.Event] = {}
         self._life: dict[ConnectionId, asyncio.Event] = {}
         self._expiries: dict[ConnectionId, asyncio.TimerHandle] = {}
@@ -124,7 +124,7 @@ class Live:
         self._reviving: asyncio.Task[None] | None = None
         self._revivals = revivals
         """Held while a fresh backend is told what the last one was."""
-        self._replayed = asyncio.Event()
+        self._replayed: asyncio.Event | None = None
         self.upgrades = Rate(machine.limits.max_upgrades_per_minute, self.clock())
         self.stale = False
         self.failing = False
@@ -175,7 +175,7 @@ class Live:
         if not isinstance(input, _UNSEEN) or machine.reason is not over:
             self._observer.saw(self.name, machine, input, effects, over=over, gone=gone)
             self._time_crossing(input, effects)
-        if self._reviving is not None and machine.carried.phase is not Phase.REPLAYING:
+        if self._replayed is not None and machine.carried.phase is not Phase.REPLAYING:
             self._replayed.set()
         self._version += 1
         if self._spans is not None:
@@ -207,15 +207,15 @@ class Live:
     async def uncrowded(self) -> None:
         """Wait until the backend has caught up enough for another message."""
         while self.crowded and not self._closed and self.machine.reason is None:
-            self._room.clear()
+            if self._room is None or self._room.is_set():
+                self._room = asyncio.Event()
             await self._room.wait()
 
     async def _probe(self, delivery: Delivery) -> Verdict:
-        life = self._life.get(delivery.connection)
-        if life is None:
-            if delivery.connection not in self.machine.connections:
-                return Verdict(delivery.generation, alive=False)  # no live process behind the binding
-            life = self._life[delivery.connection] = asyncio.Event()  # it is being bound this very moment
+        connection = delivery.connection
+        if connection not in self._wakes and connection not in self.machine.connections:
+            return Verdict(delivery.generation, alive=False)  # no live process behind the binding
+        life = self._life.setdefault(connection, asyncio.Event())
         life.clear()
         delivery.probe = secrets.token_urlsafe(8)
         self.wake()
@@ -251,7 +251,6 @@ class Live:
             left = max(0.0, expires - time.time())
             self._expiries[connection] = asyncio.get_running_loop().call_later(left, self._expire, connection)
         wake = self._wakes[connection] = asyncio.Event()
-        self._life.setdefault(connection, asyncio.Event())
         return wake
 
     def detach(self, connection: ConnectionId) -> None:
@@ -410,7 +409,7 @@ class Live:
 
     def _release(self, error: StorageFault | None, *, everyone: bool = False) -> None:
         while self._waiters and (everyone or self._waiters[0][0] <= self._durable):
-            _, waiter = self._waiters.popleft()
+            _, waiter = self._waiters.pop(0)
             if waiter.done():
                 continue
             if error is None:
@@ -438,8 +437,8 @@ class Live:
                 if wanted and self._backend is None:
                     await self._start_backend(item.incarnation)
                     continue  # that took its time: whether this may be handed over is asked again
-                self._dispatches.popleft()
-                if not self.crowded:
+                self._dispatches.pop(0)
+                if self._room is not None and not self.crowded:
                     self._room.set()
                 if not wanted or self._backend is None:
                     continue  # what it was for is gone, and so the message is settled
@@ -568,7 +567,7 @@ class Live:
                 await asyncio.sleep(_RETRY_STORAGE)
         # Where all sessions begin anew at once, each is to have its time, or all of them would be late.
         async with self._revivals:
-            self._replayed.clear()
+            self._replayed = asyncio.Event()
             self.offer(revival)
             with suppress(TimeoutError):
                 async with asyncio.timeout(_REPLAY):
