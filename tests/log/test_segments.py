@@ -11,7 +11,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from gapless.log.base import BelowFloorError, SessionKey, Write
-from gapless.log.segments import DamagedError, Segment, Segments, Tails, join
+from gapless.log.segments import Ahead, DamagedError, Segment, Segments, Tails, join
 from gapless.protocol.block import encode_event
 from gapless.protocol.cursor import LINK_BYTES, EventId, Link
 
@@ -320,3 +320,46 @@ def test_a_cache_never_outgrows_its_limit_nor_returns_anything_but_the_events_as
     for session in (A, B, C):
         tails.forget(session)
     assert tails.size == 0
+
+
+# --- Ahead ----------------------------------------------------------------------------------
+
+
+def ahead_of(*events: tuple[SessionKey, int], limit: int = 2**20) -> Ahead:
+    """Holds, for each session, a run of three events for whoever has read up to the second."""
+    ahead = Ahead(limit)
+    for name, after in events:
+        run = Segments(after - 2)
+        run.append(after + 1, blocks(after - 1, after + 1))
+        ahead.keep(name, after, run)
+    return ahead
+
+
+def test_what_was_read_ahead_is_for_one_reader_who_goes_on_from_there() -> None:
+    ahead = ahead_of((A, 7), (A, 9), (B, 7))
+    assert ahead.take(A, 8) is None
+    assert ahead.take(C, 7) is None
+    run = ahead.take(A, 7)
+    assert run is not None
+    assert run.read(7, 8, 100) == (block(8), 8)
+    assert ahead.take(A, 7) is None
+    assert ahead.take(A, 9) is not None
+    assert ahead.take(B, 7) is not None
+
+
+def test_nothing_is_held_of_a_session_that_is_forgotten_or_for_those_below_its_floor() -> None:
+    ahead = ahead_of((A, 7), (A, 9), (B, 7))
+    ahead.evict_to(A, 8)
+    ahead.forget(B)
+    assert ahead.take(A, 7) is None
+    assert ahead.take(B, 7) is None
+    assert ahead.take(A, 9) is not None
+
+
+def test_what_is_read_ahead_is_bounded_and_those_who_read_last_keep_theirs() -> None:
+    size = Segments(0)
+    size.append(3, blocks(1, 3))
+    ahead = ahead_of((A, 7), (B, 7), (A, 9), (C, 7), limit=4 * size.size - 1)
+    assert [ahead.take(name, 7) is None for name in (A, B, C)] == [False, True, False]
+    assert ahead.take(A, 9) is not None
+    assert ahead._size == 0

@@ -14,7 +14,7 @@ import apsw
 import pytest
 
 from gapless.errors import ConflictError, StorageError, UsageError
-from gapless.log import database, open_log, threads
+from gapless.log import database, open_log, queries, threads
 from gapless.log.base import BelowFloorError, Durability, Entry, SessionKey
 from gapless.log.memory import MemoryLog
 from gapless.log.sqlite import SqliteLog
@@ -676,3 +676,30 @@ def test_any_other_url_is_refused_with_what_is_accepted(url: str) -> None:
     with pytest.raises(UsageError) as caught:
         open_log(url)
     assert any(word in caught.value.line for word in ("accepted: memory:", "full, normal, off"))
+
+
+async def test_a_long_read_asks_the_disk_once_for_many_of_its_parts_and_never_for_what_is_evicted(
+    path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    asked: list[int] = []
+    segments = queries.segments
+
+    def counted(db: apsw.Connection, key: SessionKey, after: int, *rest: int) -> Any:
+        asked.append(after)
+        return segments(db, key, after, *rest)
+
+    monkeypatch.setattr(queries, "segments", counted)
+    async with opened(path) as log:
+        await log.create(A, b"", link(0))
+        for last in (10, 20, 30):
+            await log.commit(A, write(last - 9, last))
+    async with opened(path, cache_bytes=0) as log:
+        after, data = 0, b""
+        while after < 25:
+            part, after = await log.read(A, after, 30, len(blocks(1, 3)))
+            data += part
+        assert asked == [0]
+        assert data == blocks(1, after)
+        await log.commit(A, write(31, 31, floor=29))
+        with pytest.raises(BelowFloorError):
+            await log.read(A, after, 31, 1)

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections import deque
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Callable, Iterable
 from dataclasses import replace
 from typing import Any, NamedTuple
 
@@ -128,7 +128,7 @@ def an_event_evicted_too_early(patch: Patch) -> None:
 def a_link_that_leaves_out_the_type(patch: Patch) -> None:
     real = outboxes.links_after
 
-    def links_after(previous: Link, stream: int, event: str, run: Iterable[bytes]) -> Iterator[Link]:
+    def links_after(previous: Link, stream: int, event: str, run: Iterable[bytes]) -> list[Link]:
         return real(previous, stream, "message", run)
 
     patch.setattr(outboxes, "links_after", links_after)

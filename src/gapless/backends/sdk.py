@@ -271,7 +271,7 @@ class _SdkBackend(Backend):
         related = metadata.related_request_id if isinstance(metadata, ServerMessageMetadata) else None
         try:
             data = message.model_dump_json(by_alias=True, exclude_unset=True).encode()
-            envelope = peek(data)
+            envelope = _plain(message) or peek(data)
         except (PydanticSerializationError, MalformedError) as error:
             _log.warning("%s: a message that is no valid JSON: %s", self._name, error)
             self._replace(message, f"no valid JSON: {error}")
@@ -316,6 +316,14 @@ class _SdkBackend(Backend):
             await stream.send(SessionMessage(message))
         except (anyio.ClosedResourceError, anyio.BrokenResourceError):
             raise BackendError(f"the MCP server {self._name!r} is gone") from None
+
+
+def _plain(message: JSONRPCMessage) -> Envelope | None:
+    """The envelope of a plain notification: no peek, for it was just written."""
+    if not isinstance(message, JSONRPCNotification):
+        return None
+    envelope = Envelope(Kind.NOTIFICATION, method=message.method)
+    return envelope if envelope.plain else None
 
 
 def _low_level(server: object) -> Server[Any]:

@@ -15,13 +15,12 @@ import socket
 import sys
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from contextlib import AsyncExitStack, ExitStack, suppress
-from itertools import groupby
 from pathlib import Path
 from typing import Final
 
 from gapless.backends.base import Backend, Sink
-from gapless.errors import BackendError, MalformedError, UsageError
-from gapless.protocol.jsonrpc import Envelope, Kind, error_response, one_line, peek
+from gapless.errors import BackendError, UsageError
+from gapless.protocol.jsonrpc import Envelope, Kind, error_response, peek_lines
 from gapless.protocol.lines import Lines, addressed
 
 __all__ = ["MAX_MESSAGE_BYTES", "StdioBackends"]
@@ -97,6 +96,10 @@ class StdioBackends:
         """Do nothing: processes share nothing."""
 
 
+Spoken = tuple[bytes, Envelope, tuple[bytes, ...]]
+"""A message, and those that follow it and are as it."""
+
+
 class _StdioBackend(Backend):
     """One process. `_pumping` alone calls the sink, so its order and its `lost` need no lock."""
 
@@ -165,27 +168,37 @@ class _StdioBackend(Backend):
         ending = await self._child.stop()
         await self._sink.lost(f"the MCP server {self._child.name!r} {ending}")
 
-    def _messages(
-        self, lines: Iterable[tuple[bytes, int]]
-    ) -> Iterator[tuple[bytes, Envelope, tuple[bytes, ...]]]:
+    def _messages(self, lines: Iterable[tuple[bytes, int]]) -> Iterator[Spoken]:
         """The messages in these lines, as the sink takes them: plain ones in runs."""
-        found = (message for line, size in lines if (message := self._read(line, size)) is not None)
-        for plain, run in groupby(found, _plain):
-            if plain:
-                (first, envelope), *others = run
-                yield first, envelope, tuple(message for message, _ in others)
-            else:
-                for message, envelope in run:
-                    yield message, envelope, ()
+        run: list[bytes] = []
+        of: Envelope | None = None
+        for message, envelope in self._read(lines):
+            if envelope.plain:
+                run.append(message)
+                of = of or envelope
+                continue
+            if of is not None:
+                yield run[0], of, tuple(run[1:])
+                run, of = [], None
+            yield message, envelope, ()
+        if of is not None:
+            yield run[0], of, tuple(run[1:])
 
-    def _read(self, line: bytes, size: int) -> tuple[bytes, Envelope] | None:
-        try:
+    def _read(self, lines: Iterable[tuple[bytes, int]]) -> Iterator[tuple[bytes, Envelope]]:
+        found = [*lines]
+        peeked = peek_lines([line for line, _ in found])
+        for (line, size), (message, envelope) in zip(found, peeked, strict=True):
             if size > self._limit:
-                raise MalformedError(f"{size} bytes, which is above the limit of {self._limit}")
-            line = one_line(line)
-            return (line, peek(line)) if line else None
-        except MalformedError as error:
-            return self._refuse(line, str(error))
+                told = f"{size} bytes, which is above the limit of {self._limit}"
+                instead = self._refuse(line, told)
+            elif isinstance(envelope, Envelope):
+                instead = message, envelope
+            elif envelope is None:
+                continue
+            else:
+                instead = self._refuse(line, str(envelope))
+            if instead is not None:
+                yield instead
 
     def _refuse(self, line: bytes, trouble: str) -> tuple[bytes, Envelope] | None:
         """What takes the place of a message that nobody may see (W4, W5); `None` if no one waits for it."""
@@ -203,10 +216,6 @@ class _StdioBackend(Backend):
     def _warn(self, trouble: str, line: bytes) -> None:
         shown = line[: 4 * _SHOWN].decode(errors="replace")[:_SHOWN]
         self._log.warning("%s: skipped from stdout: %s: %r", self._child.name, trouble, shown)
-
-
-def _plain(found: tuple[bytes, Envelope]) -> bool:
-    return found[1].plain
 
 
 class _Child:

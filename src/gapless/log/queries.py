@@ -24,7 +24,7 @@ from gapless.log.base import (
     Write,
 )
 from gapless.log.runs import runs_of
-from gapless.log.segments import DamagedError, Segment, conflict, join, landed
+from gapless.log.segments import DamagedError, Segment, Segments, conflict, landed
 from gapless.protocol.cursor import Link
 
 __all__ = [
@@ -35,8 +35,8 @@ __all__ = [
     "load",
     "owned",
     "owners",
-    "read",
     "runs",
+    "segments",
     "sessions",
 ]
 
@@ -76,8 +76,15 @@ def confirm(db: apsw.Connection, key: SessionKey, write: Write) -> None:
         raise conflict(stored, write)
 
 
-def read(db: apsw.Connection, key: SessionKey, after: int, upto: int, limit: int) -> tuple[bytes, int]:
-    """As `Log.read`."""
+def segments(db: apsw.Connection, key: SessionKey, after: int, upto: int, least: int) -> Segments | None:
+    """The segments that hold events from `after + 1` to `upto`, until they make `least` bytes.
+
+    `None` where there is no such event.
+
+    Raises:
+        BelowFloorError: `after` is below the floor.
+        DamagedError: there is a hole.
+    """
     rows = db.execute(
         """
         SELECT session.floor, session.committed, segment.first, segment.last, segment.data
@@ -87,18 +94,21 @@ def read(db: apsw.Connection, key: SessionKey, after: int, upto: int, limit: int
         """,
         (after, upto, key),
     )
+    run: Segments | None = None
     with closing(rows):
-        head = rows.fetchone()
-        if head is None:
-            return b"", after
-        floor, committed, *segment = head
-        if after < floor:
-            raise BelowFloorError(f"events up to {floor} are evicted: nothing follows {after}")
-        if min(upto, committed) <= after:
-            return b"", after
-        if segment[0] is None:
-            raise DamagedError(f"event {after + 1} is missing")
-        return join((Segment(*row[2:]) for row in chain([head], rows)), after, upto, limit)
+        for floor, committed, first, last, data in rows:
+            if after < floor:
+                raise BelowFloorError(f"events up to {floor} are evicted: nothing follows {after}")
+            if min(upto, committed) <= after:
+                return None
+            if run is None and first is not None and first <= after + 1:
+                run = Segments(first - 1)
+            if run is None or first != run.last + 1:
+                raise DamagedError(f"event {after + 1 if run is None else run.last + 1} is missing")
+            run.append(last, data)
+            if run.size >= least:
+                break
+    return run
 
 
 def runs(db: apsw.Connection, key: SessionKey, grain: Grain) -> tuple[Run, ...]:

@@ -20,6 +20,7 @@ from gapless.log.base import BelowFloorError, Digest, SessionKey, Stored, Write
 from gapless.protocol.cursor import LINK_BYTES, Link
 
 __all__ = [
+    "Ahead",
     "DamagedError",
     "Segment",
     "Segments",
@@ -297,6 +298,50 @@ class Tails:
             self.size += tail.size
             if not tail.size:
                 del self._tails[key]
+
+
+class Ahead:
+    """What was read from a store beyond what was asked for, until it is asked for: a cache for long reads.
+
+    Args:
+        limit: the most bytes to hold, or else one session. Those that were not read for longest go first.
+    """
+
+    __slots__ = ("_limit", "_runs", "_size")
+
+    def __init__(self, limit: int) -> None:
+        self._limit = limit
+        self._runs: OrderedDict[SessionKey, dict[int, Segments]] = OrderedDict()
+        self._size = 0
+
+    def keep(self, key: SessionKey, after: int, run: Segments) -> None:
+        """Hold `run` for whoever reads on after event `after`."""
+        runs = self._runs.setdefault(key, {})
+        self._runs.move_to_end(key)
+        self._size += run.size - (runs[after].size if after in runs else 0)
+        runs[after] = run
+        while self._size > self._limit and len(self._runs) > 1:
+            self.forget(next(iter(self._runs)))
+
+    def take(self, key: SessionKey, after: int) -> Segments | None:
+        """What is held for whoever reads on after event `after`; it is held no more."""
+        runs = self._runs.get(key)
+        run = None if runs is None else runs.pop(after, None)
+        if run is not None:
+            self._size -= run.size
+            if not runs:
+                del self._runs[key]
+        return run
+
+    def evict_to(self, key: SessionKey, floor: int) -> None:
+        """Hold nothing for those who are below the floor (L3)."""
+        for after in [after for after in self._runs.get(key, ()) if after < floor]:
+            self.take(key, after)
+
+    def forget(self, key: SessionKey) -> None:
+        """Hold nothing of a session."""
+        for run in self._runs.pop(key, {}).values():
+            self._size -= run.size
 
 
 def check(write: Write) -> None:

@@ -38,7 +38,7 @@ from gapless.log.base import (
     Write,
 )
 from gapless.log.database import open_database, storage_error
-from gapless.log.segments import DamagedError, Tails, check, outrun
+from gapless.log.segments import Ahead, DamagedError, Tails, check, outrun
 from gapless.log.threads import Threads, done_by, inline, threads
 from gapless.log.writer import REFUSED, Step, Writer
 from gapless.protocol.cursor import Link
@@ -46,6 +46,9 @@ from gapless.protocol.cursor import Link
 __all__ = ["SqliteLog"]
 
 _DURABILITY: Final = {"full": Durability.FSYNC, "normal": Durability.OS, "off": Durability.OS}
+
+_AHEAD: Final = 256 * 1024
+"""Bytes that are read at a time, at least; what is not asked for yet waits in memory."""
 
 P = ParamSpec("P")
 T = TypeVar("T")
@@ -59,6 +62,7 @@ class _Store:
     reader: apsw.Connection
     threads: Threads
     tails: Tails
+    ahead: Ahead
 
 
 class SqliteLog(Log):
@@ -67,7 +71,8 @@ class SqliteLog(Log):
     Args:
         path: the file; made, readable by its owner alone, if there is none.
         synchronous: `full` survives the machine's death, `normal` and `off` only the process's.
-        cache_bytes: the most bytes of recent events to hold in memory, over all sessions.
+        cache_bytes: the most bytes of recent events to hold in memory, over all sessions; half as
+            many again are held of what is being read from the disk.
         clock: the Unix time, in seconds.
         inline: do without threads: everything happens on the loop, in an order that repeats itself
             from run to run. For simulations; a server would stand still for each commit.
@@ -113,6 +118,7 @@ class SqliteLog(Log):
             reader=reader,
             threads=work,
             tails=Tails(self._cache_bytes),
+            ahead=Ahead(self._cache_bytes // 2),
         )
 
     async def close(self) -> None:
@@ -189,10 +195,26 @@ class SqliteLog(Log):
             store.tails.forget(key)
             raise
         store.tails.wrote(key, write)
+        if write.floor is not None:
+            store.ahead.evict_to(key, write.floor)
 
     async def read(self, key: SessionKey, after: int, upto: int, limit: int) -> tuple[bytes, int]:
-        data, last = self._opened.tails.read(key, after, upto, limit)
-        return (data, last) if data else await self._ask(queries.read, key, after, upto, limit)
+        store = self._opened
+        data, last = store.tails.read(key, after, upto, limit)
+        if data:
+            return data, last
+        run = store.ahead.take(key, after)
+        if run is None:
+            run = await self._ask(queries.segments, key, after, upto, max(limit, _AHEAD))
+        if run is None:
+            return b"", after
+        try:
+            data, last = run.read(after, upto, limit)
+        except DamagedError as error:
+            raise DamagedError(error.what, self._path) from error
+        if last < run.last:
+            store.ahead.keep(key, last, run)
+        return data, last
 
     async def runs(self, key: SessionKey, grain: Grain) -> tuple[Run, ...]:
         return await self._ask(queries.runs, key, grain)
@@ -215,6 +237,7 @@ class SqliteLog(Log):
             await store.writer.step(Step("remove", key))
         finally:
             store.tails.forget(key)
+            store.ahead.forget(key)
 
     @property
     def _opened(self) -> _Store:

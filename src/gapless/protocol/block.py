@@ -4,12 +4,15 @@ from __future__ import annotations
 
 import re
 from binascii import hexlify
+from collections.abc import Iterable
+from functools import lru_cache
+from itertools import count
 from typing import Final
 
 import msgspec
 
 from gapless.errors import MalformedError, TooLargeError
-from gapless.protocol.cursor import EventId
+from gapless.protocol.cursor import EventId, Link
 
 __all__ = [
     "BLOCK_OVERHEAD",
@@ -18,6 +21,7 @@ __all__ = [
     "BlockDecoder",
     "encode_block",
     "encode_event",
+    "encode_events",
     "encode_prime",
 ]
 
@@ -41,13 +45,22 @@ class Block(msgspec.Struct, frozen=True):
 
 def encode_event(event_id: EventId, event: str, data: bytes) -> bytes:
     """A log event in wire form; `event:` is omitted for `message` (W1). `data` is one line."""
-    return b"id: %d.%d.%b\n%b%b\n\n" % (
-        event_id.seq,
-        event_id.stream,
-        hexlify(event_id.link),
-        b"data: " if event == MESSAGE else b"event: %b\ndata: " % event.encode(),
-        data,
-    )
+    return encode_events(event_id.seq, event_id.stream, event, (event_id.link,), (data,))[0]
+
+
+def encode_events(
+    seq: int, stream: int, event: str, links: Iterable[Link], run: Iterable[bytes]
+) -> list[bytes]:
+    """A run of log events from number `seq` on, each in wire form."""
+    form = _form(stream, event)
+    return [form % (at, hexlify(link), data) for at, link, data in zip(count(seq), links, run, strict=False)]
+
+
+@lru_cache(256)
+def _form(stream: int, event: str) -> bytes:
+    """What all events of a type and stream have in common; number, link and data are to be filled in."""
+    kind = b"" if event == MESSAGE else b"event: %b\n" % event.encode().replace(b"%", b"%%")
+    return b"id: %%d.%d.%%b\n%bdata: %%b\n\n" % (stream, kind)
 
 
 def encode_block(event: str, data: bytes, id: str | None = None) -> bytes:

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import re
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterable
 from hashlib import sha256
 from typing import Final, NewType, cast
 
@@ -93,16 +93,15 @@ def parse_cursor(text: str) -> Position:
 
 def link_after(previous: Link, stream: int, event: str, data: bytes) -> Link:
     """The link of the event that follows `previous` (L5)."""
-    return next(links_after(previous, stream, event, (data,)))
+    return links_after(previous, stream, event, (data,))[0]
 
 
-def links_after(previous: Link, stream: int, event: str, run: Iterable[bytes]) -> Iterator[Link]:
+def links_after(previous: Link, stream: int, event: str, run: Iterable[bytes]) -> list[Link]:
     """The links of a run of events of one type and stream that follow `previous`, in turn (L5).
 
     Each is the first 8 bytes of a SHA-256: of the link before it, its stream, its type and its data.
     """
     about = b"%d\n%b\n" % (stream, event.encode())
     link: bytes = previous
-    for data in run:
-        link = sha256(b"%b%b%b" % (link, about, data)).digest()[:LINK_BYTES]
-        yield cast("Link", link)
+    links = [link := sha256(link + about + data).digest()[:LINK_BYTES] for data in run]
+    return cast("list[Link]", links)

@@ -7,6 +7,7 @@ checked here first, so that whatever passed `peek` is one line of valid UTF-8 JS
 from __future__ import annotations
 
 import json
+from collections.abc import Iterator, Sequence
 from enum import Enum
 from typing import Any, Final, cast
 
@@ -22,6 +23,7 @@ __all__ = [
     "one_line",
     "outcome_unknown",
     "peek",
+    "peek_lines",
     "salvage",
 ]
 
@@ -35,6 +37,9 @@ class Kind(Enum):
     REQUEST = "request"
     NOTIFICATION = "notification"
     RESPONSE = "response"
+
+
+_NOTIFICATION: Final = Kind.NOTIFICATION
 
 
 class Envelope(msgspec.Struct, frozen=True):
@@ -54,7 +59,7 @@ class Envelope(msgspec.Struct, frozen=True):
     @property
     def plain(self) -> bool:
         """Whether it is a notification that speaks of no request: nothing but its bytes matters."""
-        return self.kind is Kind.NOTIFICATION and self.method not in _SPEAK_OF
+        return self.kind is _NOTIFICATION and self.method not in _SPEAK_OF
 
 
 class _Meta(msgspec.Struct):
@@ -67,7 +72,7 @@ class _Params(msgspec.Struct):
     requestId: Any = None
 
 
-class _Message(msgspec.Struct):
+class _Message(msgspec.Struct, gc=False):
     jsonrpc: Any = None
     id: Any = msgspec.UNSET
     method: str | None = None
@@ -116,6 +121,41 @@ def peek(data: bytes) -> Envelope:
         data.decode()
     except UnicodeDecodeError:
         raise MalformedError("a JSON text is not UTF-8") from None
+    return _peek(data)
+
+
+def peek_lines(lines: Sequence[bytes]) -> Iterator[tuple[bytes, Envelope | MalformedError | None]]:
+    """Read the envelopes of many messages: of each line the message as one line, and what `peek` says of it.
+
+    `None` is said of white space. What can be checked of all of them together is, which is quick.
+    """
+    whole = b"\n".join(lines)
+    try:
+        whole.decode()
+        sound = _CR not in whole
+    except UnicodeDecodeError:
+        sound = False
+    for line in lines:
+        envelope = _peek_or_none(line) if sound else None
+        if envelope is not None:
+            yield line, envelope
+            continue
+        try:
+            message = one_line(line)
+            yield message, peek(message) if message else None
+        except MalformedError as error:
+            yield line, error
+
+
+def _peek_or_none(line: bytes) -> Envelope | None:
+    try:
+        return _peek(line)
+    except MalformedError:
+        return None
+
+
+def _peek(data: bytes) -> Envelope:
+    """The same of a single line of UTF-8."""
     try:
         message = _message.decode(data)
     except (msgspec.DecodeError, RecursionError) as error:
@@ -129,7 +169,7 @@ def peek(data: bytes) -> Envelope:
         raise MalformedError("a JSON-RPC message with a method, and a result or an error")
     if message.id is msgspec.UNSET:
         if method not in _SPEAK_OF:
-            return Envelope(Kind.NOTIFICATION, method=method)
+            return Envelope(_NOTIFICATION, None, method)
         params = _peek_params(message.params)
         return Envelope(
             Kind.NOTIFICATION,

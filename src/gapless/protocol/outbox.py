@@ -6,8 +6,8 @@ from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 from typing import Final
 
-from gapless.protocol.block import encode_event
-from gapless.protocol.cursor import EventId, Link, links_after
+from gapless.protocol.block import encode_events
+from gapless.protocol.cursor import Link, links_after
 from gapless.protocol.settings import Limits
 
 __all__ = ["Grain", "Outbox", "Pin", "Run", "Segment"]
@@ -129,14 +129,12 @@ class Outbox:
 
     def append(self, stream: int, event: str, run: Sequence[bytes], now: float) -> int:
         """Number, link and encode a run of events of one type and stream; the last one's number (L1, L5)."""
-        seq, grain, buffer = self.head, self._grain, self._buffer
-        mark = self._marks[-1] if self._marks else None
-        before = len(buffer)
+        seq, grain = self.head, self._grain
         links = links_after(self.link, stream, event, run)
-        for data, link in zip(run, links, strict=True):
+        blocks = encode_events(seq + 1, stream, event, links, run)
+        mark = self._marks[-1] if self._marks else None
+        for block, link in zip(blocks, links, strict=True):
             seq += 1
-            block = encode_event(EventId(seq, stream, link), event, data)
-            buffer += block
             if (
                 mark is None
                 or mark.events >= grain.events
@@ -150,9 +148,10 @@ class Outbox:
             mark.events += 1
             mark.size += len(block)
             mark.streams[stream] = (seq, link)
-            self.link = link
-        self.head = seq
-        self._bytes += len(buffer) - before
+        encoded = b"".join(blocks)
+        self._buffer += encoded
+        self._bytes += len(encoded)
+        self.head, self.link = seq, links[-1]
         return seq
 
     @property

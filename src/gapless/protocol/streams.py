@@ -29,7 +29,7 @@ class Streams:
         self._last: dict[int, int] = {}
         self._running: set[int] = set()
         self._done: list[int] = []
-        """Finished streams with events above the floor, as they finished: in the order of their last events."""
+        """Finished streams with events above the floor, in the order of their last events."""
         self._gone: list[int] = []
         """Finished streams all of whose events are evicted."""
         self._primes: dict[int, dict[int, Link]] = {}
