@@ -11,7 +11,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from gapless.errors import MalformedError
-from gapless.protocol.jsonrpc import Envelope, Kind, error_response, one_line, peek, salvage
+from gapless.protocol.jsonrpc import Envelope, Kind, error_response, one_line, peek, peek_lines, salvage
 
 
 def message(**fields: Any) -> bytes:
@@ -345,3 +345,44 @@ def test_an_error_is_one_line_under_its_id() -> None:
         b'{"jsonrpc":"2.0","id":7,"error":{"code":-32000,"message":"no","data":{"reason":"x"}}}'
     )
     assert peek(error_response(None, -32000, "a\nb")) == Envelope(Kind.RESPONSE)
+
+
+# Many at once ----------------------------------------------------------------------------------------
+
+LINES = [
+    b"",
+    b" \t",
+    b"nonsense",
+    message(method="x"),
+    message(method="notifications/progress", params={"progressToken": 1}),
+    b"  " + message(id=1, method="y") + b"\t",
+    b'{"jsonrpc":"2.0",\r"method":"x"}',
+    b'{"jsonrpc":"2.0","method":"\r"}',
+    b'{"jsonrpc":"2.0","method":"x"}{}',
+    b'{"jsonrpc":"2.0","method":"x","params":"',
+    b'"}',
+    '{"jsonrpc":"2.0","id":1,"result":"ü\u2028"}'.encode(),
+    b'{"jsonrpc":"2.0","id":1,"result":"\xff"}',
+    b'{"jsonrpc":"2.0","id":1,"result":"\xc3',
+    b'\xbc"}',
+]
+
+
+def by_itself(line: bytes) -> tuple[bytes, Envelope | str | None]:
+    """What one line says."""
+    try:
+        line = one_line(line)
+        return line, peek(line) if line else None
+    except MalformedError as error:
+        return line, str(error)
+
+
+@given(st.lists(st.sampled_from(LINES), max_size=8))
+@pytest.mark.rule("W4", "W5")
+def test_of_many_lines_each_says_what_it_says_by_itself(lines: list[bytes]) -> None:
+    for line, (told, envelope) in zip(lines, peek_lines(lines), strict=True):
+        text = str(envelope) if isinstance(envelope, MalformedError) else envelope
+        alone, expected = by_itself(line)
+        assert text == expected
+        if isinstance(envelope, Envelope):
+            assert told.strip(b" \t") == alone

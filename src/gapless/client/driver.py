@@ -122,6 +122,11 @@ class Driver:
         self._ended = asyncio.Event()
         self._random = random.Random()
 
+    @property
+    def over(self) -> bool:
+        """Whether the machine is done."""
+        return self.machine.phase is Phase.OVER
+
     async def run(self) -> None:
         """Start, and drive the machine until it is over. What is going on then is dropped at once,
         but for a DELETE, and a POST /session that may lead to one: `leave` waits for these."""
@@ -143,7 +148,7 @@ class Driver:
         """Send a message; returns when it is numbered and kept, which is at once unless too many are."""
         outgoing = self.machine.outgoing
         while outgoing.kept >= _KEPT_MOST or outgoing.size >= _KEPT_BYTES:
-            if self.machine.phase is Phase.OVER:
+            if self.over:
                 break
             await self._wait()
         self.put(Submit(data, envelope))
@@ -315,7 +320,7 @@ class Driver:
         while not self._told:
             event = self.machine.take()
             if event is None:
-                if self.machine.phase is Phase.OVER:
+                if self.over:
                     return None
                 await self._wait()
             elif self.machine.wanted(event):
@@ -388,7 +393,7 @@ class Driver:
         await waiter
 
     def _wake(self) -> None:
-        if self.machine.phase is Phase.OVER:
+        if self.over:
             self._ended.set()
         if self._waiting:
             waiting, self._waiting = self._waiting, []

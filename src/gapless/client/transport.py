@@ -27,9 +27,10 @@ from gapless.client.network import Bearer, Token, check_url, open_network
 from gapless.client.receipts import Receipts
 from gapless.client.state import Saved, StateFile
 from gapless.client.streams import Messages, Sink
-from gapless.errors import GaplessError, UsageError
-from gapless.protocol.client import Client, Phase, Policy, Retry
+from gapless.errors import GaplessError, MalformedError, UsageError
+from gapless.protocol.client import Client, Policy, Retry
 from gapless.protocol.cursor import parse_event_id
+from gapless.protocol.incoming import read_object
 from gapless.protocol.jsonrpc import error_response, peek
 
 __all__ = ["Connection", "connect"]
@@ -264,7 +265,10 @@ class Connection:
         """A message off the wire, as the application is to see it; `None` where it is not."""
         if self._file is None and not self._identity:
             return _parse(data)
-        message: dict[str, Any] = msgspec.json.decode(data)
+        try:
+            message = read_object(data)
+        except MalformedError:
+            return _parse(data)
         if self._belongs_elsewhere(message):
             self._dead.pop(_id_key(message.get("id")), None)
             self._recovered.append(message)
@@ -277,7 +281,7 @@ class Connection:
     async def _send(self, item: SessionMessage) -> None:
         """Take a message from the application and give it to the machine."""
         assert self._driver is not None
-        if self._driver.machine.phase is Phase.OVER:
+        if self._driver.over:
             raise anyio.BrokenResourceError
         data = item.message.model_dump_json(by_alias=True, exclude_unset=True).encode()
         if self._file is not None or self._identity:
@@ -290,6 +294,8 @@ class Connection:
             self._note_outgoing(message)
             data = msgspec.json.encode(self._identity.outgoing(message))
         await self._driver.submit(data, peek(data))
+        if self._driver.over:
+            raise anyio.BrokenResourceError
 
     def _over(self, error: GaplessError | None) -> None:
         self.error = self.error or error
