@@ -16,7 +16,19 @@ from gapless.errors import UsageError
 from gapless.protocol.block import Block
 from gapless.protocol.client import Client, Phase
 from gapless.protocol.cursor import EventId
-from gapless.protocol.moves import Arrived, Effect, Input, Leave, Opened, Over, Start, StreamOpened, Tick
+from gapless.protocol.jsonrpc import peek
+from gapless.protocol.moves import (
+    Arrived,
+    Effect,
+    Input,
+    Leave,
+    Opened,
+    Over,
+    Post,
+    Start,
+    StreamOpened,
+    Tick,
+)
 from tests.client.machine import LINK0, Hand, event_data
 
 pytestmark = pytest.mark.timeout(30)
@@ -105,6 +117,24 @@ async def test_a_file_that_cannot_be_written_ends_the_session_and_says_so() -> N
     assert await driver.next() == event_data(1)
     driver.accepted()
     assert driver.over
+    assert [str(error) for error in driver.ends] == ["the disk is full"]
+
+
+@pytest.mark.rule("C4")
+async def test_a_file_that_cannot_be_written_before_a_cursor_is_stated_ends_the_session_too(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    driver, _ = offline()
+    perform = driver._perform
+
+    def unwritable(effect: Effect) -> None:
+        if isinstance(effect, Post):
+            raise UsageError("the disk is full")
+        perform(effect)
+
+    monkeypatch.setattr(driver, "_perform", unwritable)
+    data = b'{"jsonrpc":"2.0","id":1,"method":"ping"}'
+    await driver.submit(data, peek(data))
     assert [str(error) for error in driver.ends] == ["the disk is full"]
 
 

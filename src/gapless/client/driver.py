@@ -173,8 +173,11 @@ class Driver:
             self._drop_socket(input.attempt)
         if self._receipts is not None and self.machine.phase is not before:
             self._note(self._receipts, input, before)
-        for effect in effects:
-            self._perform(effect)
+        try:
+            for effect in effects:
+                self._perform(effect)
+        except UsageError as error:
+            self.fail(error)  # whoever put this in may be no one who could do anything about it
         if self._observe is not None:
             self._report(input, before)
         if not self._looking:
@@ -246,9 +249,9 @@ class Driver:
                 del self._readers[attempt]
         error = None if task.cancelled() else task.exception()
         if error is not None:
-            self._break(error)
+            self.fail(error)
 
-    def _break(self, error: BaseException) -> None:
+    def fail(self, error: BaseException) -> None:
         """Something that had to be done failed: what it was to find out would be waited for in vain."""
         if not isinstance(error, UsageError):  # a file of ours cannot be written
             get_running_loop().call_exception_handler({"message": "a client task failed", "exception": error})
@@ -343,7 +346,7 @@ class Driver:
             self.put(Delivered())
             self._saving(False)
         except UsageError as error:
-            self._break(error)
+            self.fail(error)
 
     async def _pump(self, deliver: Callable[[bytes], Awaitable[None]]) -> None:
         """Hand messages to the application, one at a time."""
@@ -379,7 +382,7 @@ class Driver:
             else:
                 self._look()
         except Exception as error:
-            self._break(error)
+            self.fail(error)
 
     def _stop_alarm(self) -> None:
         if self._alarm is not None:

@@ -256,7 +256,11 @@ class Connection:
             if data is None:
                 raise anyio.EndOfStream
             self._turn += 1
-            item = self._for_app(data)
+            try:
+                item = self._for_app(data)
+            except UsageError as error:
+                self._driver.fail(error)
+                continue
             self._driver.accepted()
             if item is not None:
                 return item
