@@ -19,7 +19,7 @@ from pathlib import Path
 from typing import Final
 
 from gapless.backends.base import Backend, Sink
-from gapless.errors import BackendError, UsageError
+from gapless.errors import BackendError, MalformedError, UsageError
 from gapless.protocol.jsonrpc import Envelope, Kind, error_response, peek_lines
 from gapless.protocol.lines import Lines, addressed
 
@@ -187,18 +187,16 @@ class _StdioBackend(Backend):
     def _read(self, lines: Iterable[tuple[bytes, int]]) -> Iterator[tuple[bytes, Envelope]]:
         found = [*lines]
         peeked = peek_lines([line for line, _ in found])
-        for (line, size), (message, envelope) in zip(found, peeked, strict=True):
+        for (line, size), (message, said) in zip(found, peeked, strict=True):
+            told = said
             if size > self._limit:
-                told = f"{size} bytes, which is above the limit of {self._limit}"
-                instead = self._refuse(line, told)
-            elif isinstance(envelope, Envelope):
-                instead = message, envelope
-            elif envelope is None:
-                continue
-            else:
-                instead = self._refuse(line, str(envelope))
-            if instead is not None:
-                yield instead
+                told = MalformedError(f"{size} bytes, which is above the limit of {self._limit}")
+            if isinstance(told, Envelope):
+                yield message, told
+            elif told is not None:
+                instead = self._refuse(line, str(told))
+                if instead is not None:
+                    yield instead
 
     def _refuse(self, line: bytes, trouble: str) -> tuple[bytes, Envelope] | None:
         """What takes the place of a message that nobody may see (W4, W5); `None` if no one waits for it."""

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Awaitable, Callable
-from typing import Generic, TypeVar
+from typing import TypeVar
 
 import anyio
 from anyio.abc import ObjectReceiveStream, ObjectSendStream
@@ -14,7 +14,7 @@ T_co = TypeVar("T_co", covariant=True)
 T_contra = TypeVar("T_contra", contravariant=True)
 
 
-class Messages(ObjectReceiveStream[T_co], Generic[T_co]):
+class Messages(ObjectReceiveStream[T_co]):
     """What there is to receive: to receive a message is to accept it.
 
     Args:
@@ -45,7 +45,7 @@ class Messages(ObjectReceiveStream[T_co], Generic[T_co]):
         self.close()
 
 
-class Sink(ObjectSendStream[T_contra], Generic[T_contra]):
+class Sink(ObjectSendStream[T_contra]):
     """Where to send: what is sent is numbered and kept when `send` returns.
 
     Args:
