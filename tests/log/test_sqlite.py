@@ -456,8 +456,9 @@ async def test_a_file_locked_by_another_process_fails_commits_until_it_is_free(
         await log.create(A, b"", link(0))
         with closing(apsw.Connection(str(path))) as other:
             other.execute("BEGIN IMMEDIATE")
-            with pytest.raises(StorageError, match="locked"):
+            with pytest.raises(StorageError, match="locked") as failed:
                 await log.commit(A, write(1, 1))
+            assert str(failed.value.hint).startswith("another process is writing to it")
             assert await log.read(A, 0, 9, PLENTY) == (b"", 0)
         await log.commit(A, write(1, 1))
 

@@ -10,9 +10,11 @@ import sys
 from asyncio.subprocess import DEVNULL, PIPE, Process
 from collections import Counter
 from collections.abc import AsyncGenerator
-from contextlib import asynccontextmanager, suppress
+from contextlib import asynccontextmanager, closing, suppress
 from pathlib import Path
 from typing import Any, cast
+
+import apsw
 
 from tests.server.harness import Server, listening
 
@@ -96,6 +98,27 @@ class Node:
         assert self._process is not None
         self._process.send_signal(number)
         self.stopped = number == signal.SIGSTOP
+
+    async def stand_still(self, *, committing: bool = False) -> None:
+        """Stop it outside of a commit, or within one: then it keeps everybody else from writing."""
+        assert self._process is not None
+        async with asyncio.timeout(STARTING):
+            while True:
+                self.signal(signal.SIGSTOP)
+                await asyncio.to_thread(os.waitid, os.P_PID, self._process.pid, os.WSTOPPED)
+                if self._commits() == committing:
+                    return
+                self.signal(signal.SIGCONT)
+
+    def _commits(self) -> bool:
+        """Whether somebody holds the log's write lock."""
+        with closing(apsw.Connection(str(self._folder / "log.db"))) as log:
+            try:
+                log.execute("BEGIN IMMEDIATE")
+            except apsw.BusyError:
+                return True
+            log.execute("ROLLBACK")
+            return False
 
     async def end(self, number: int) -> None:
         """Send it a signal that ends it, and wait until it is gone. No error if it is already."""

@@ -13,6 +13,7 @@ from contextlib import asynccontextmanager
 from pathlib import Path
 from typing import Any, Final
 
+import httpx2
 import pytest
 from mcp import Client, MCPError
 
@@ -31,6 +32,8 @@ from tests.server.restarts import HELLO, key_of
 LEASE: Final = 1.5
 LONG: Final = 60.0
 """A lease whose end no test waits for."""
+BUSY: Final = 5.0
+"""Seconds that a commit waits for another process's."""
 PAD: Final = 100_000
 """Bytes that fill a pipe soon: what its MCP server does not read is not handed over."""
 STEPS: Final = 5
@@ -112,7 +115,7 @@ async def test_an_owner_that_stands_still_is_replaced_and_has_nothing_to_say_whe
         before = await stored(log, session)
         waiting = {number - 2 for number in range(before.dispatched + 1, before.received + 1)}
         assert set() < waiting < set(range(1, 9))
-        old.signal(signal.SIGSTOP)
+        await old.stand_still()
         began = time.monotonic()
 
         session.server = new.server
@@ -142,6 +145,35 @@ async def test_an_owner_that_stands_still_is_replaced_and_has_nothing_to_say_whe
         await until_answered(stream, {10})
         assert {pid for pid, run in journal.lines() if run == "run-10"}.isdisjoint(children)
         assert (await session.get("junk")).reason == (400, "malformed")
+
+
+@pytest.mark.rule("N1", "S1", "S6")
+async def test_an_owner_that_stands_still_within_a_commit_has_the_others_refuse_until_it_ends(
+    tmp_path: Path,
+) -> None:
+    async with nodes(tmp_path, 2, "--lease", str(LEASE)) as (old, new), log_of(tmp_path) as log:
+        session = await opened(old)
+        await session.post(3, call(1, "run-1", steps=100_000))
+        stream = await session.events(session.start)
+        cursor = (await stream.events(5))[-1].id
+        await old.stand_still(committing=True)
+        kept = await stored(log, session)
+
+        session.server = new.server
+        async with httpx2.AsyncClient(trust_env=False, timeout=2 * LEASE + 2 * BUSY + PATIENCE) as http:
+            url = f"http://{new.server.host}{session.base}/events"
+            refused = await http.get(url, headers={"Last-Event-ID": str(cursor)})
+        error = refused.json()["error"]
+        assert (refused.status_code, error["data"]["reason"]) == (503, "storage")
+        assert error["message"].endswith("cannot be written: database is locked")
+        assert await stored(log, session) == kept
+
+        await old.end(signal.SIGKILL)
+        resumed = await session.events(cursor)
+        answers = await until_answered(resumed, {1})
+        assert unknown(answers[1])
+        assert (await session.post(4, call(2, "run-2"))).json() == {"received": 4}
+        await until_answered(resumed, {2})
 
 
 # Killed --------------------------------------------------------------------------------------------

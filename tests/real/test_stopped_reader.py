@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import asyncio
 import re
-import statistics
 import sys
 from pathlib import Path
 from typing import Any, Final
@@ -23,10 +22,11 @@ _KEPT: Final = 8 * _MIB
 _WARM: Final = 4 * _KEPT
 """Bytes of events after which each session has its log full, and what caches has its fill."""
 _SECONDS: Final = 10.0
-_LOOKS: Final = 50
-_LEAST: Final = 8 * _MIB
-"""Bytes of events that are emitted meanwhile at least, or nothing is shown: four times the bound."""
+_LOOKS: Final = 100
+_LEAST: Final = 32 * _MIB
+"""Bytes of events that are emitted meanwhile at least, or nothing is shown: sixteen times the bound."""
 _MOST: Final = 2 * _MIB
+"""Bytes more that are held in the second half of that time than in the first, at most."""
 _FRUGAL: Final = {
     "MALLOC_ARENA_MAX": "1",
     "MALLOC_MMAP_THRESHOLD_": "65536",
@@ -101,6 +101,7 @@ async def test_readers_that_stop_cost_no_memory_at_full_emission(tmp_path: Path)
             said = await watched.emitted() - before
             for medium in ("events", "socket"):
                 assert await watched.number(f'gapless_connections{{medium="{medium}"}}') == 1
-    grown = statistics.linear_regression(range(_LOOKS), held).slope * _LOOKS
+    # What is under way comes and goes by some MiB from look to look; what is held is the least of them.
+    grown = min(held[_LOOKS // 2 :]) - min(held[: _LOOKS // 2])
     assert said >= _LEAST, f"no full emission: {said / _MIB:.1f} MiB"
     assert grown <= _MOST, f"{grown / _MIB:.1f} MiB more memory for {said / _MIB:.0f} MiB of events"

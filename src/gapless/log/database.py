@@ -78,6 +78,8 @@ def storage_error(path: str, what: str, error: Exception) -> StorageError:
     hint = "check the path and its permissions" if what == "opened" else None
     if isinstance(error, _ReplacedError):
         hint = "put the files back, or restart the server"
+    if isinstance(error, apsw.BusyError):
+        hint = "another process is writing to it; if that one stands still, end it"
     failure = StorageError(f"the log {path} cannot be {what}: {reason}", hint=hint)
     failure.__cause__ = error
     return failure
