@@ -53,7 +53,6 @@ async def stream(transport: Any):
 @asynccontextmanager
 async def raw(url: str):
     """Our driver, without the SDK above it."""
-    arrived: asyncio.Queue[bytes] = asyncio.Queue()
     process = "reader"
 
     def over(error: Exception | None) -> None:
@@ -66,7 +65,6 @@ async def raw(url: str):
             url,
             process,
             Network(http, {}, httpx2.Auth(), None, False, PATIENCE),
-            deliver=arrived.put,
             over=over,
             saving=lambda now: None,
             observe=None,
@@ -78,7 +76,12 @@ async def raw(url: str):
             data = json.dumps(message).encode()
             await driver.submit(data, peek(data))
 
-        yield send, arrived.get
+        async def receive() -> bytes:
+            data = await driver.next()
+            driver.accepted()
+            return data or b""
+
+        yield send, receive
         await driver.leave()
         running.cancel()
 

@@ -99,11 +99,11 @@ class Hand:
         body = {"cursor": committed, "from": str(stated), "received": self.client.outgoing.received}
         return Block("resume-cursor", data=msgspec.json.encode(body))
 
-    def arrive(self, block: Block | None) -> list[Effect]:
-        """A block arrives on the connection in use."""
+    def arrive(self, block: Block | None, *more: Block) -> list[Effect]:
+        """A block arrives on the connection in use, and maybe others right behind it."""
         attempt = self.client.socket if self.client.socket is not None else self.client.stream
         assert attempt is not None
-        return self.put(Arrived(attempt, block))
+        return self.put(Arrived(attempt, block, more))
 
     def take(self) -> bytes | None:
         """The application takes an event and accepts it; `None` if there is none."""

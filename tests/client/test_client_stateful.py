@@ -315,7 +315,14 @@ class Following(RuleBasedStateMachine):
             if due.event == "received" and not wire.socket:
                 # §12: a POST made before this connection was asked for is not waited for.
                 self.abandoned |= {post for post, on in self.posted_on.items() if on < wire.attempt}
-            self.put(Arrived(wire.attempt, due))
+            more: list[Block] = []
+            while event and len(more) + 1 < min(self.client.room, most):
+                follows = self.far.due(wire)
+                if not isinstance(follows, Block) or follows.id is None:
+                    break
+                self.far.wrote(wire)
+                more.append(follows)
+            self.put(Arrived(wire.attempt, due, tuple(more)))
 
     def close(self, wire: Wire, code: int) -> None:
         """The connection ends, in order or not."""

@@ -87,6 +87,17 @@ def test_an_event_changed_on_the_way_is_not_delivered() -> None:
 
 
 @pytest.mark.rule("C7")
+def test_of_events_that_arrive_together_those_before_a_wrong_one_are_taken() -> None:
+    hand = streaming()
+    first, second, third = (hand.emit(event_data(n)) for n in (1, 2, 3))
+    hand.arrive(first, Block(second.event, second.id, event_data(9)), third)
+    assert hand.client.phase is Phase.RESTING
+    assert hand.client.committed == 1
+    assert (hand.take(), hand.take()) == (event_data(1), None)
+    assert hand.client.cursor == hand.id(1)
+
+
+@pytest.mark.rule("C7")
 def test_two_discontinuities_without_progress_are_raised() -> None:
     hand = streaming()
     for _ in range(2):

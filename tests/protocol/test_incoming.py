@@ -21,7 +21,8 @@ def chain(count: int, start: EventId = START, kind: str = "message") -> list[Blo
     at = start
     for seq in range(start.seq + 1, start.seq + 1 + count):
         data = b'{"n":%d}' % seq
-        at = EventId(seq, 0, link_after(at.link, 0, kind, data))
+        stream = seq // 2 % 2  # two in a row of each
+        at = EventId(seq, stream, link_after(at.link, stream, kind, data))
         blocks.append(Block(kind, str(at), data))
     return blocks
 

@@ -21,12 +21,12 @@ _PAD: Final = 4096
 _KEPT: Final = 8 * _MIB
 _WARM: Final = 4 * _KEPT
 """Bytes of events after which each session has its log full, and what caches has its fill."""
-_SECONDS: Final = 10.0
-_LOOKS: Final = 100
+_SECONDS: Final = 20.0
+_LOOKS: Final = 200
 _LEAST: Final = 32 * _MIB
 """Bytes of events that are emitted meanwhile at least, or nothing is shown: sixteen times the bound."""
 _MOST: Final = 2 * _MIB
-"""Bytes more that are held in the second half of that time than in the first, at most."""
+"""Bytes more that are held in the second half of that time than in the first, ten seconds before, at most."""
 _FRUGAL: Final = {
     "MALLOC_ARENA_MAX": "1",
     "MALLOC_MMAP_THRESHOLD_": "65536",

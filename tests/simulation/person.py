@@ -343,9 +343,10 @@ class Person:
         """Something is about to be put into the machine."""
         session = driver.machine.session
         match input:
-            case Arrived(_, block) if block is not None and session is not None:
+            case Arrived(_, block, more) if block is not None and session is not None:
                 if block.id is not None and block.data:
-                    self.ledger.told(session, parse_event_id(block.id))
+                    for each in (block, *more):
+                        self.ledger.told(session, parse_event_id(str(each.id)))
                 elif block.event in ("received", "resume-cursor"):
                     self.ledger.told_received(session, msgspec.json.decode(block.data or b"{}")["received"])
                     self.bound += block.event == "resume-cursor"

@@ -406,11 +406,17 @@ class Driver:
 
     async def _read(self, attempt: int, blocks: Sequence[Block | None]) -> None:
         """Put in what has arrived: events no faster than they are taken, nothing while at the door (U10)."""
-        machine = self.machine
-        for block in blocks:
-            while not machine.reading or (machine.full and block is not None and block.id is not None):
+        machine, rest = self.machine, deque(blocks)
+        while rest:
+            block, more = rest.popleft(), list[Block]()
+            event = block is not None and block.id is not None
+            while not machine.reading or (event and machine.full):
                 await self._wait()
-            self.put(Arrived(attempt, block))
+            room = machine.room if event else 1
+            while len(more) + 1 < room and rest and (next := rest[0]) is not None and next.id is not None:
+                more.append(next)
+                rest.popleft()
+            self.put(Arrived(attempt, block, tuple(more)))
 
     def _note(self, receipts: Receipts, input: Input, before: Phase) -> None:
         """A line for a turn of the connection. Words of ours and numbers only: a text may hold the token."""

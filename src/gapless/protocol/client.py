@@ -143,6 +143,11 @@ class Client:
         return self.incoming.full
 
     @property
+    def room(self) -> int:
+        """How many log events may be put in at one go."""
+        return self.incoming.room if self.incoming.primed else 1
+
+    @property
     def reading(self) -> bool:
         """Whether blocks of the event stream may be read now (U10)."""
         return self.phase is not Phase.KNOCKING
@@ -187,23 +192,23 @@ class Client:
         return self.phase in ALLOWED[before] or any(self.phase in ALLOWED[via] for via in ALLOWED[before])
 
     def _dispatch(self, input: Input, now: float) -> list[Effect]:
-        match input:
+        match input:  # the two that come with every event first
+            case Arrived():
+                return self._arrived(input, now) if input.attempt in (self.stream, self.socket) else []
+            case Delivered():
+                self._listen_again(now)
+                return self._delivered(now)
             case Start():
                 return self._open(now) if self.session is None else self._listen(now)
             case Submit():
                 return self.sending.submit(input) + self._flush()
             case Move():
                 return self._move(now)
-            case Delivered():
-                self._listen_again(now)
-                return self._delivered(now)
             case Tick():
                 self._listen_again(now)
                 return self._tick(now)
             case Leave():
                 return self._end(input.error)
-            case Arrived():
-                return self._arrived(input, now) if input.attempt in (self.stream, self.socket) else []
             case StreamEnded():
                 return self._stream_ended(now) if input.attempt == self.stream else []
             case SocketClosed():
@@ -324,7 +329,7 @@ class Client:
             return []
         try:
             if self.incoming.primed:
-                return self._control(block, now) if block.id is None else self._event(block)
+                return self._control(block, now) if block.id is None else self._events((block, *input.more))
             if self.socket is not None:
                 body = self.incoming.bridge(block)
                 self.committed = max(self.committed, int(body["cursor"]))
@@ -340,11 +345,12 @@ class Client:
         except (CursorDiscontinuityError, SessionMigrationGapError) as error:
             return self._fault(error, now)
 
-    def _event(self, block: Block) -> list[Effect]:
-        if block.event in ("upgrade-accepted", "session-superseded"):
-            read_object(block.data)  # ours: if it makes no sense, then before anybody has processed it
-        id = self.incoming.event(block, self.phase is Phase.BRIDGING)
-        self.committed = max(self.committed, id.seq)
+    def _events(self, run: tuple[Block, ...]) -> list[Effect]:
+        bridging = self.phase is Phase.BRIDGING
+        for block in run:
+            if block.event in ("upgrade-accepted", "session-superseded"):
+                read_object(block.data)  # ours: if it makes no sense, then before anybody has processed it
+            self.committed = max(self.committed, self.incoming.event(block, bridging).seq)
         self._deaf = self.full
         return []
 

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import re
 from collections.abc import Iterable
+from functools import lru_cache
 from hashlib import sha256
 from typing import Final, NewType, cast
 
@@ -19,6 +20,7 @@ __all__ = [
     "Link",
     "Position",
     "Start",
+    "id_after",
     "link_after",
     "links_after",
     "parse_cursor",
@@ -91,17 +93,30 @@ def parse_cursor(text: str) -> Position:
     return START if text == "0" else parse_event_id(text)
 
 
+def id_after(previous: EventId, stream: int, event: str, data: bytes) -> EventId:
+    """The ID of the event that follows `previous` (L4, L5)."""
+    return EventId(previous.seq + 1, stream, link_after(previous.link, stream, event, data))
+
+
 def link_after(previous: Link, stream: int, event: str, data: bytes) -> Link:
-    """The link of the event that follows `previous` (L5)."""
-    return links_after(previous, stream, event, (data,))[0]
+    """The link of the event that follows `previous` (L5).
+
+    It is the first 8 bytes of a SHA-256: of the link before it, its stream, its type and its data.
+    """
+    return _link_after(previous, _about(stream, event), data)
 
 
 def links_after(previous: Link, stream: int, event: str, run: Iterable[bytes]) -> list[Link]:
-    """The links of a run of events of one type and stream that follow `previous`, in turn (L5).
+    """The links of a run of events of one type and stream that follow `previous`, in turn (L5)."""
+    about, link = _about(stream, event), previous
+    return [link := _link_after(link, about, data) for data in run]
 
-    Each is the first 8 bytes of a SHA-256: of the link before it, its stream, its type and its data.
-    """
-    about = b"%d\n%b\n" % (stream, event.encode())
-    link: bytes = previous
-    links = [link := sha256(link + about + data).digest()[:LINK_BYTES] for data in run]
-    return cast("list[Link]", links)
+
+def _link_after(previous: Link, about: bytes, data: bytes) -> Link:
+    return cast("Link", sha256(previous + about + data).digest()[:LINK_BYTES])
+
+
+@lru_cache(256)
+def _about(stream: int, event: str) -> bytes:
+    """What the links of all events of a type and stream have in common."""
+    return b"%d\n%b\n" % (stream, event.encode())

@@ -9,7 +9,7 @@ import msgspec
 
 from gapless.errors import CursorDiscontinuityError, MalformedError, SessionMigrationGapError
 from gapless.protocol.block import Block
-from gapless.protocol.cursor import EventId, link_after, parse_event_id
+from gapless.protocol.cursor import EventId, id_after, parse_event_id
 from gapless.protocol.seam import echo_fault
 
 __all__ = ["Event", "Incoming", "read_object"]
@@ -60,6 +60,11 @@ class Incoming:
         self._ahead = ahead
         self._queue: deque[Event] = deque()
         self._in_hand: Event | None = None
+
+    @property
+    def room(self) -> int:
+        """How many events may be read ahead of the application now."""
+        return self._ahead - len(self._queue)
 
     @property
     def full(self) -> bool:
@@ -141,15 +146,12 @@ class Incoming:
             SessionMigrationGapError: a socket's first event does not follow our cursor (U3).
             CursorDiscontinuityError: anything else that does not follow.
         """
-        assert self.anchor is not None and self.cursor is not None and block.id is not None
-        id, data = parse_event_id(block.id), block.data or b""
-        if id.seq != self.anchor.seq + 1:
-            text = f"event {id.seq} arrived where {self.anchor.seq + 1} follows"
-            if bridging and self.last is None:
-                raise SessionMigrationGapError(text)
-            raise CursorDiscontinuityError(text)
-        if link_after(self.anchor.link, id.stream, block.event, data) != id.link:
-            raise CursorDiscontinuityError(f"event {id.seq} is not what follows {self.anchor}")
+        assert self.anchor is not None and self.cursor is not None
+        data = block.data or b""
+        # Nearly every event is of its predecessor's stream: then there is one ID that it can have.
+        id = id_after(self.anchor, self.anchor.stream, block.event, data)
+        if block.id != str(id):
+            id = self._of_another_stream(block, data, bridging)
         if bridging and self.gap is not None and id.seq > self.gap:
             raise CursorDiscontinuityError(f"event {id.seq} arrived before the ack of {self.gap}")
         self.anchor = id
@@ -157,6 +159,19 @@ class Incoming:
         handed = self.cursor.seq if self._in_hand is None else self._in_hand.id.seq
         if id.seq > handed:
             self._queue.append(self.last)
+        return id
+
+    def _of_another_stream(self, block: Block, data: bytes, bridging: bool) -> EventId:
+        """The ID of an event that is not of the stream of the one before it; what is wrong with it, if so."""
+        assert self.anchor is not None and block.id is not None
+        id = parse_event_id(block.id)
+        if id.seq != self.anchor.seq + 1:
+            text = f"event {id.seq} arrived where {self.anchor.seq + 1} follows"
+            if bridging and self.last is None:
+                raise SessionMigrationGapError(text)
+            raise CursorDiscontinuityError(text)
+        if id != id_after(self.anchor, id.stream, block.event, data):
+            raise CursorDiscontinuityError(f"event {id.seq} is not what follows {self.anchor}")
         return id
 
     def copy(self) -> Incoming:

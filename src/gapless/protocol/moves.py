@@ -108,10 +108,14 @@ class StreamOpened:
 
 
 class Arrived(msgspec.Struct, frozen=True):
-    """Something arrived: a block, or, where `block` is `None`, a comment or a part of one."""
+    """Something arrived: a block, or, where `block` is `None`, a comment or a part of one.
+
+    `more` are log events that arrived right behind one, at most as many as there is `Client.room` for.
+    """
 
     attempt: int
     block: Block | None
+    more: tuple[Block, ...] = ()
 
 
 @dataclass(frozen=True, slots=True)

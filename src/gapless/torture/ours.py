@@ -166,12 +166,13 @@ class OurSession:
     def _watch(self, input: Input) -> None:
         self._compare(input)
         match input:
-            case Arrived(_, block) if block is not None:
-                if block.event == "upgrade-accepted" and block.id is not None:
-                    self.acceptances.add(block.id)
-                self.bound += block.event == "resume-cursor"
-                what = f"{block.id} {block.event}" if block.id else block.event
-                self.trace.note("event" if block.id else "client", what)
+            case Arrived(_, block, more) if block is not None:
+                for each in (block, *more):
+                    if each.event == "upgrade-accepted" and each.id is not None:
+                        self.acceptances.add(each.id)
+                    self.bound += each.event == "resume-cursor"
+                    what = f"{each.id} {each.event}" if each.id else each.event
+                    self.trace.note("event" if each.id else "client", what)
             case Arrived():
                 pass
             case _:
