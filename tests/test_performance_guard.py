@@ -1,4 +1,5 @@
-"""What one event costs on its way from the MCP server's pipe to an event stream, counted instead of timed.
+"""What one event costs, counted instead of timed: from the MCP server's pipe to an event stream, and on to a
+client's application.
 
 Counted are calls, of Python's functions and of C's, by the place that makes them. What is called once for a
 read, a commit or a write is left out, as how many events those hold is a matter of luck; what is called for
@@ -22,12 +23,14 @@ from benchmarks.load import DONE, INITIALIZE, call, check
 from gapless.backends.stdio import StdioBackends
 from gapless.log.memory import MemoryLog
 from gapless.protocol import outbox
+from gapless.protocol.block import BlockDecoder, encode_block
 from gapless.server.app import Gapless, Settings, build
+from tests.client.offline import offline
 
 EVENTS: Final = 1000
 
-RECORDED: Final = {"session": 16, "stream": 16}
-"""Calls for each event by view, when last looked at. Lower them when the path gets shorter."""
+RECORDED: Final = {"session": 17, "stream": 17, "client": 42}
+"""Calls for each event by view, and in a client, when last looked at. Lower them when a path gets shorter."""
 MOST: Final = 1.5
 """How many times that is too much, either way: a path that got as much shorter is recorded anew."""
 
@@ -39,6 +42,7 @@ HEADERS: Final = {
 }
 
 View = Literal["session", "stream"]
+Way = Literal[View, "client"]
 Told = Callable[[bytes], object]
 
 
@@ -162,15 +166,38 @@ async def opened(asker: Asker, view: View, told: Told) -> tuple[Any, list[asynci
     return numbered, [asyncio.create_task(asker.ask("GET", f"{path}/events", told=told))]
 
 
-@pytest.mark.parametrize("view", ["session", "stream"])
-async def test_an_event_costs_no_more_calls_than_it_did(view: View) -> None:
-    assert await delivered(view) <= MOST * RECORDED[view]
+async def taken() -> float:
+    """Calls for each of 1,000 events: decoded, checked, handed to the application, accepted."""
+    driver, log = offline(ahead=EVENTS)
+    blocks = [log.emit(b'{"jsonrpc":"2.0","method":"notifications/n"}') for _ in range(EVENTS)]
+    wire = b"".join(encode_block(block.event, block.data or b"", block.id) for block in blocks)
+    calls = Calls()
+    sys.setprofile(calls)
+    try:
+        await driver._read(2, BlockDecoder(len(wire)).feed(wire))
+        for block in blocks:
+            assert await driver.next() == block.data
+            driver.accepted()
+    finally:
+        sys.setprofile(None)
+    assert driver.machine.cursor == log.id(EVENTS)
+    return calls.for_each(EVENTS)
 
 
-@pytest.mark.parametrize("view", ["session", "stream"])
-async def test_what_is_recorded_is_not_far_above_what_is_so(view: View) -> None:
-    counted = await delivered(view)
-    assert RECORDED[view] <= MOST * counted, f"it is {counted:.0f} now: record that"
+async def counted(way: Way) -> float:
+    """Calls for each event on one of the ways."""
+    return await (taken() if way == "client" else delivered(way))
+
+
+@pytest.mark.parametrize("way", ["session", "stream", "client"])
+async def test_an_event_costs_no_more_calls_than_it_did(way: Way) -> None:
+    assert await counted(way) <= MOST * RECORDED[way]
+
+
+@pytest.mark.parametrize("way", ["session", "stream", "client"])
+async def test_what_is_recorded_is_not_far_above_what_is_so(way: Way) -> None:
+    found = await counted(way)
+    assert RECORDED[way] <= MOST * found, f"it is {found:.0f} now: record that"
 
 
 async def test_one_more_json_parse_for_each_event_is_found(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -3,59 +3,27 @@
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Callable
-from typing import Any, cast
 
 import anyio
 import pytest
 
-from gapless.client.driver import Driver
-from gapless.client.network import Network
 from gapless.client.streams import Messages, Sink
 from gapless.errors import UsageError
 from gapless.protocol.block import Block
-from gapless.protocol.client import Client, Phase
-from gapless.protocol.cursor import EventId
+from gapless.protocol.client import Phase
 from gapless.protocol.jsonrpc import peek
 from gapless.protocol.moves import (
     Arrived,
     Effect,
     Input,
     Leave,
-    Opened,
-    Over,
     Post,
-    Start,
-    StreamOpened,
     Tick,
 )
-from tests.client.machine import LINK0, Hand, event_data
+from tests.client.machine import Hand, event_data
+from tests.client.offline import Offline, offline
 
 pytestmark = pytest.mark.timeout(30)
-
-
-class Offline(Driver):
-    """A driver that does nothing in the world."""
-
-    def _perform(self, effect: Effect) -> None:
-        if isinstance(effect, Over):
-            self.ends.append(effect.error)
-
-    ends: list[Any]
-
-
-def offline(saving: Callable[[bool], None] = lambda stating: None, ahead: int = 256) -> tuple[Offline, Hand]:
-    """A driver whose event stream is open, and who has the log behind it."""
-    nobody = cast("Any", None)
-    network = Network(nobody, {}, nobody, None, None, 1.0)
-    driver = Offline(Client("never", ahead=ahead), "http://x", "p", network, over=nobody, saving=saving)
-    driver.ends = []
-    log = Hand(driver.machine)
-    driver.put(Start())
-    driver.put(Opened(1, "token", EventId(0, 0, LINK0), {}, {"keepalive": 0.02}))
-    driver.put(StreamOpened(2))
-    driver.put(Arrived(2, Block(id=str(log.id(0)), data=b"")))
-    return driver, log
 
 
 def say(driver: Offline, log: Hand, *numbers: int) -> None:

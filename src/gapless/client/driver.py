@@ -121,6 +121,7 @@ class Driver:
         self._looking = False
         self._ended = asyncio.Event()
         self._random = random.Random()
+        self._clock = get_running_loop().time
 
     @property
     def over(self) -> bool:
@@ -168,9 +169,7 @@ class Driver:
     def put(self, input: Input) -> None:
         """One input into the machine, and its effects out into the world."""
         before = self.machine.phase
-        effects = self.machine.handle(input, get_running_loop().time())
-        if isinstance(input, SocketOpened) and self.machine.socket != input.attempt:
-            self._drop_socket(input.attempt)
+        effects = self.machine.handle(input, self._clock())
         if self._receipts is not None and self.machine.phase is not before:
             self._note(self._receipts, input, before)
         try:
@@ -183,7 +182,10 @@ class Driver:
         if not self._looking:
             self._looking = True
             get_running_loop().call_soon(self._look)
-        self._wake()
+        if self.machine.phase is Phase.OVER:
+            self._ended.set()
+        if self._waiting:
+            self._wake()
 
     # Effects ---------------------------------------------------------------------------------------
 
@@ -289,6 +291,8 @@ class Driver:
         self._sockets[attempt] = socket
         self._spawn(socket.write())
         self.put(opened[0])
+        if self.machine.socket != attempt:
+            self._drop_socket(attempt)  # it came too late, or with a wrong echo
         try:
             await socket.read(attempt, self._limit, self.put, self._read)
         finally:
@@ -362,7 +366,7 @@ class Driver:
         Backoffs are jittered: up to half as long again.
         """
         self._looking = False
-        deadline, now = self.machine.deadline, get_running_loop().time()
+        deadline, now = self.machine.deadline, self._clock()
         if deadline is None or self._ended.is_set():
             return
         if self._alarm is not None and self._alarm.when() <= deadline:
@@ -377,7 +381,7 @@ class Driver:
         self._alarm = None
         deadline = self.machine.deadline
         try:
-            if deadline is not None and deadline <= get_running_loop().time():
+            if deadline is not None and deadline <= self._clock():
                 self.put(Tick())
             else:
                 self._look()
@@ -396,13 +400,10 @@ class Driver:
         await waiter
 
     def _wake(self) -> None:
-        if self.over:
-            self._ended.set()
-        if self._waiting:
-            waiting, self._waiting = self._waiting, []
-            for waiter in waiting:
-                if not waiter.done():
-                    waiter.set_result(None)
+        waiting, self._waiting = self._waiting, []
+        for waiter in waiting:
+            if not waiter.done():
+                waiter.set_result(None)
 
     async def _read(self, attempt: int, blocks: Sequence[Block | None]) -> None:
         """Put in what has arrived: events no faster than they are taken, nothing while at the door (U10)."""

@@ -350,7 +350,8 @@ class Client:
         for block in run:
             if block.event in ("upgrade-accepted", "session-superseded"):
                 read_object(block.data)  # ours: if it makes no sense, then before anybody has processed it
-            self.committed = max(self.committed, self.incoming.event(block, bridging).seq)
+            id = self.incoming.event(block, bridging)
+            self.committed = max(self.committed, id.seq)
         self._deaf = self.full
         return []
 
@@ -426,8 +427,8 @@ class Client:
 
     def _ack(self, now: float) -> list[Effect]:
         """U5: at least one per 64 events or second of progress; on SSE a quarter as often."""
-        assert self.cursor is not None
-        progress = self.cursor.seq - self._acked
+        assert self.incoming.cursor is not None
+        progress = self.incoming.cursor.seq - self._acked
         if progress <= 0:
             return []
         on_socket = self.socket is not None

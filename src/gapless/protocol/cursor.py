@@ -95,7 +95,8 @@ def parse_cursor(text: str) -> Position:
 
 def id_after(previous: EventId, stream: int, event: str, data: bytes) -> EventId:
     """The ID of the event that follows `previous` (L4, L5)."""
-    return EventId(previous.seq + 1, stream, link_after(previous.link, stream, event, data))
+    link = _link_after(previous.link, _about(stream, event), data)
+    return EventId(previous.seq + 1, stream, cast("Link", link))
 
 
 def link_after(previous: Link, stream: int, event: str, data: bytes) -> Link:
@@ -103,17 +104,17 @@ def link_after(previous: Link, stream: int, event: str, data: bytes) -> Link:
 
     It is the first 8 bytes of a SHA-256: of the link before it, its stream, its type and its data.
     """
-    return _link_after(previous, _about(stream, event), data)
+    return cast("Link", _link_after(previous, _about(stream, event), data))
 
 
 def links_after(previous: Link, stream: int, event: str, run: Iterable[bytes]) -> list[Link]:
     """The links of a run of events of one type and stream that follow `previous`, in turn (L5)."""
-    about, link = _about(stream, event), previous
-    return [link := _link_after(link, about, data) for data in run]
+    about, link = _about(stream, event), cast("bytes", previous)
+    return cast("list[Link]", [link := _link_after(link, about, data) for data in run])
 
 
-def _link_after(previous: Link, about: bytes, data: bytes) -> Link:
-    return cast("Link", sha256(previous + about + data).digest()[:LINK_BYTES])
+def _link_after(previous: bytes, about: bytes, data: bytes) -> bytes:
+    return sha256(previous + about + data).digest()[:LINK_BYTES]
 
 
 @lru_cache(256)
