@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import ctypes
 import errno
 import logging
 import os
@@ -29,7 +30,7 @@ from gapless.protocol.settings import Limits
 from gapless.server.app import Gapless
 from gapless.server.observer import JsonLines, Observer
 
-__all__ = ["Manner", "bind", "run"]
+__all__ = ["Manner", "bind", "give_back_memory", "run"]
 
 _STALLED_MS: Final = 30_000
 """How long a peer may leave what was written unacknowledged before the kernel gives it up."""
@@ -39,6 +40,29 @@ _GRACE: Final = 2
 """Seconds that connections may take to end after they were told to."""
 _PATIENCE: Final = 4.0
 """Seconds after which the process leaves whatever still runs."""
+
+
+_M_TRIM_THRESHOLD: Final = -1
+_M_MMAP_THRESHOLD: Final = -3
+"""Of `mallopt`."""
+_LARGE: Final = 512 * 1024
+_SPARE: Final = 1024 * 1024
+"""Bytes of a block that the system has back once it is freed; of free memory that is kept."""
+
+
+def give_back_memory() -> None:
+    """Have the C library return large blocks to the system, wherever it can be told to.
+
+    glibc raises its idea of large to the largest block that was ever freed, a message of some MiB say. From
+    then on such messages lie in its heap among all else, which leaves holes that are never given back: the
+    process is as large as its worst moment, and grows. Who has set the C library up is not interfered with.
+    """
+    if "GLIBC_TUNABLES" in os.environ or any(name.startswith("MALLOC_") for name in os.environ):
+        return
+    with suppress(OSError, AttributeError):  # another C library
+        mallopt = ctypes.CDLL(None).mallopt
+        mallopt(_M_MMAP_THRESHOLD, _LARGE)
+        mallopt(_M_TRIM_THRESHOLD, _SPARE)
 
 
 def bind(host: str, port: int) -> socket.socket:
@@ -90,6 +114,7 @@ def run(app: Gapless, listening: socket.socket, started: Callable[[], None], man
         GaplessError: the log or the MCP server could not be started, or failed to stop.
     """
     _log_to_stderr(manner)
+    give_back_memory()
     with listening, asyncio.Runner(loop_factory=loop_factory()) as runner:
         try:
             runner.run(_serve(app, listening, started, manner))
