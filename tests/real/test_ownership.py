@@ -34,6 +34,8 @@ LONG: Final = 60.0
 """A lease whose end no test waits for."""
 BUSY: Final = 5.0
 """Seconds that a commit waits for another process's."""
+SLACK: Final = 4.0
+"""Seconds that a busy machine may take over what an idle one does at once."""
 PAD: Final = 100_000
 """Bytes that fill a pipe soon: what its MCP server does not read is not handed over."""
 STEPS: Final = 5
@@ -121,7 +123,7 @@ async def test_an_owner_that_stands_still_is_replaced_and_has_nothing_to_say_whe
         session.server = new.server
         stream = await session.events(session.start)
         served = time.monotonic() - began
-        assert LEASE / 2 < served < 2 * LEASE + 1.0
+        assert LEASE / 2 < served < 2 * LEASE + SLACK
         answers = await until_answered(stream, set(range(1, 9)))
         for id, answer in answers.items():
             assert unknown(answer) == (id not in waiting), answer
