@@ -549,7 +549,8 @@ class Server:
             refused = self.session.refusal(Reason.WEBSOCKET_BOUND, "other sockets keep taking this session")
             self._answer(ask.rid, ("refused", refused.refusal))
             return
-        self._ask(ask.rid, replace(ask.input, verdict=Verdict(ask.generation, alive)), ask.tries)
+        again = msgspec.structs.replace(ask.input, verdict=Verdict(ask.generation, alive))
+        self._ask(ask.rid, again, ask.tries)
 
     def _ask(self, rid: int, input: Listen | Upgrade | Handshake, tries: int) -> None:
         self._wait(rid, self._put(input), (), input, tries)

@@ -258,7 +258,7 @@ def a_restart_that_keeps_an_uncommitted_event(patch: Patch) -> None:
     def crash(self: Server, landed: bool) -> None:
         if not landed and self.commit is not None:
             commit, write, account = self.commit
-            self.commit = commit, replace(write, record=None), account
+            self.commit = commit, msgspec.structs.replace(write, record=None), account
         real(self, self.commit is not None)
 
     patch.setattr(Server, "_on_crash", crash)

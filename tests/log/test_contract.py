@@ -14,6 +14,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from msgspec import structs
 
 from gapless.errors import ConflictError, StorageError, UsageError
 from gapless.log.base import (
@@ -228,7 +229,7 @@ async def test_a_write_that_expects_another_committed_changes_nothing(log: Log) 
         session.blocks.pop()
         session.links.pop()
         with pytest.raises(ConflictError, match=f"at event 2 .* follows event {expect}"):
-            await log.commit(session.key, replace(write, expect=expect, last=expect + 1))
+            await log.commit(session.key, structs.replace(write, expect=expect, last=expect + 1))
         with pytest.raises(ConflictError):
             await log.commit(session.key, Write(expect, b"", expect, session.links[-1], record=b"no"))
     assert await session.state() == before
@@ -238,10 +239,10 @@ async def test_a_write_whose_messages_do_not_follow_changes_nothing(log: Log) ->
     session = await Session.open(log)
     await session.commit(1, entries=(entry(1), entry(2)))
     before = await session.state()
-    write = replace(session.write(1, record=b"no"), link=Link(b"another!"))
+    write = structs.replace(session.write(1, record=b"no"), link=Link(b"another!"))
     for entries in ((entry(4),), (entry(2), entry(3)), (entry(2, b"another"),)):
         with pytest.raises(ConflictError):
-            await log.commit(session.key, replace(write, entries=entries))
+            await log.commit(session.key, structs.replace(write, entries=entries))
         with pytest.raises(ConflictError):
             await log.commit(session.key, Write(1, b"", 1, session.links[1], entries=entries))
     assert await session.state() == before
@@ -263,13 +264,15 @@ async def test_a_write_of_many_events_and_messages_is_one_step(log: Log) -> None
 
 
 CONTRADICTIONS: dict[str, Callable[[Write], Write]] = {
-    "a segment without events": lambda write: replace(write, last=write.expect),
-    "events without a segment": lambda write: replace(write, segment=b""),
-    "a last below the first": lambda write: replace(write, last=write.expect - 1),
-    "a hole between entries": lambda write: replace(write, entries=(entry(1), entry(3))),
-    "a floor without its link": lambda write: replace(write, floor=1),
-    "a floor link without a floor": lambda write: replace(write, floor_link=write.link),
-    "a floor above the last": lambda write: replace(write, floor=write.last + 1, floor_link=write.link),
+    "a segment without events": lambda write: structs.replace(write, last=write.expect),
+    "events without a segment": lambda write: structs.replace(write, segment=b""),
+    "a last below the first": lambda write: structs.replace(write, last=write.expect - 1),
+    "a hole between entries": lambda write: structs.replace(write, entries=(entry(1), entry(3))),
+    "a floor without its link": lambda write: structs.replace(write, floor=1),
+    "a floor link without a floor": lambda write: structs.replace(write, floor_link=write.link),
+    "a floor above the last": lambda write: structs.replace(
+        write, floor=write.last + 1, floor_link=write.link
+    ),
 }
 
 
@@ -320,9 +323,9 @@ async def test_another_write_of_the_same_numbers_is_not_taken_for_one_that_lande
     await log.commit(session.key, write)
     before = await session.state()
     with pytest.raises(ConflictError):
-        await log.commit(session.key, replace(write, link=Link(b"another!")))
+        await log.commit(session.key, structs.replace(write, link=Link(b"another!")))
     with pytest.raises(ConflictError):
-        await log.commit(session.key, replace(write, entries=(entry(1, b"another"),)))
+        await log.commit(session.key, structs.replace(write, entries=(entry(1, b"another"),)))
     with pytest.raises(ConflictError):
         await log.commit(session.key, Write(2, b"", 2, session.links[2], entries=(entry(1, b"another"),)))
     assert await session.state() == before
@@ -465,7 +468,7 @@ async def test_a_write_under_an_older_fence_changes_nothing(log: Log) -> None:
         with pytest.raises(ConflictError, match=r"under fence 1; .* under fence 0"):
             await log.commit(session.key, late)
     assert await session.state() == before
-    await log.commit(session.key, replace(write, fence=fence))
+    await log.commit(session.key, structs.replace(write, fence=fence))
     assert await session.read(after=1) == (session.blocks[1], 2)
 
 
@@ -584,7 +587,7 @@ async def test_damaged_events_are_an_error_that_says_so(log: Log, damage: str) -
         "an event is missing": write.segment.replace(session.blocks[2], b""),
         "cut short": write.segment[:-20],  # within the last event, behind its ID
     }[damage]
-    await log.commit(session.key, replace(write, segment=segment))
+    await log.commit(session.key, structs.replace(write, segment=segment))
     await session.commit(1)
     steps: list[Coroutine[Any, Any, Any]] = [session.read(after=2), log.runs(session.key, GRAIN)]
     if damage != "cut short":
@@ -682,8 +685,8 @@ async def test_of_writes_made_at_once_only_those_that_conflict_fail(log: Log) ->
     sessions = [await Session.open(log, str(number)) for number in range(6)]
     writes = [session.write(2, entries=(entry(1),)) for session in sessions]
     await log.acquire(sessions[1].key, 0)
-    writes[3] = replace(writes[3], expect=7, last=9)
-    writes[4] = replace(writes[4], entries=(entry(2),))
+    writes[3] = structs.replace(writes[3], expect=7, last=9)
+    writes[4] = structs.replace(writes[4], entries=(entry(2),))
     outcomes = await asyncio.gather(
         *(log.commit(session.key, write) for session, write in zip(sessions, writes, strict=True)),
         return_exceptions=True,

@@ -7,13 +7,13 @@ what tools really say, and retention is always about to bite.
 from __future__ import annotations
 
 import json
-from dataclasses import replace
 from typing import Any
 
 import pytest
 from hypothesis import settings
 from hypothesis import strategies as st
 from hypothesis.stateful import rule, run_state_machine_as_test
+from msgspec import structs
 
 from gapless.protocol.block import Block
 from gapless.protocol.cursor import START, EventId
@@ -343,10 +343,10 @@ class SessionView(Backed):
         alive = n % 3 > 0
         question, generation = self.asks.pop(n % len(self.asks))
         stated = None if question.cursor is None else question.cursor.stated
-        again = replace(question, verdict=Verdict(generation, alive))
+        again = structs.replace(question, verdict=Verdict(generation, alive))
         if stated is not None:
             assert again.cursor is not None
-            again = replace(again, cursor=self.stating(stated))
+            again = structs.replace(again, cursor=self.stating(stated))
         self.ask(again)
 
     def ask(self, question: Question) -> None:

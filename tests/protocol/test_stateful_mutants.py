@@ -233,7 +233,7 @@ def a_message_dispatched_again_after_a_restart(patch: Patch) -> None:
 
 def a_message_handed_over_before_the_log_says_so(patch: Patch) -> None:
     real = Session.take
-    patch.setattr(Session, "take", lambda self: replace(real(self), dispatched=None))
+    patch.setattr(Session, "take", lambda self: msgspec.structs.replace(real(self), dispatched=None))
 
 
 def a_restart_that_forgets_what_waits(patch: Patch) -> None:
@@ -339,7 +339,9 @@ def a_fresh_backend_that_may_be_any_other(patch: Patch) -> None:
 def a_fresh_backend_that_is_told_nothing(patch: Patch) -> None:
     real = recovery.revive
     patch.setattr(
-        sessions, "revive", lambda session, input, now: real(session, replace(input, orders=()), now)
+        sessions,
+        "revive",
+        lambda session, input, now: real(session, msgspec.structs.replace(input, orders=()), now),
     )
 
 

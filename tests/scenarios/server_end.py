@@ -3,11 +3,12 @@
 from __future__ import annotations
 
 from collections.abc import Coroutine
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from itertools import count
 from typing import TYPE_CHECKING, Any, Final, TypeVar
 
 import msgspec
+from msgspec import structs
 
 from gapless.errors import MalformedError
 from gapless.log.base import SessionKey
@@ -280,7 +281,7 @@ class ServerEnd:
     def _judge(self, asking: _Asking, alive: bool) -> None:
         self._asking.remove(asking)
         verdict = Verdict(asking.probed.generation, alive)
-        self._ask(asking.request, replace(asking.input, verdict=verdict), asking.left)
+        self._ask(asking.request, structs.replace(asking.input, verdict=verdict), asking.left)
 
     def _answer(self, request: Request, effect: Effect) -> None:
         world, client = self.world, self.world.client

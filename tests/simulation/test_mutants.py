@@ -10,6 +10,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from msgspec import structs
 
 from gapless.client.transport import Connection
 from gapless.log import database
@@ -73,7 +74,7 @@ def handed_over_again_after_a_restart(patch: Patch) -> None:
     real = lives.as_write
 
     def as_write(*args: Any) -> Write:
-        return replace(real(*args), dispatched=None)
+        return structs.replace(real(*args), dispatched=None)
 
     patch.setattr(lives, "as_write", as_write)
 

@@ -36,6 +36,8 @@ from dataclasses import dataclass
 from enum import StrEnum
 from typing import NewType
 
+import msgspec
+
 from gapless.errors import LogError
 from gapless.protocol.cursor import Link
 from gapless.protocol.outbox import Grain, Run
@@ -84,8 +86,7 @@ class BelowFloorError(LogError):
     code = "cursor-evicted"
 
 
-@dataclass(frozen=True, slots=True)
-class Entry:
+class Entry(msgspec.Struct, frozen=True):
     """One accepted client→server message: its number, its digest, its JSON text (empty: a placeholder)."""
 
     number: int
@@ -93,8 +94,7 @@ class Entry:
     data: bytes
 
 
-@dataclass(frozen=True, slots=True)
-class Write:
+class Write(msgspec.Struct, frozen=True):
     """One atomic step of a session's log.
 
     Attributes:

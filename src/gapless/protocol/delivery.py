@@ -43,8 +43,7 @@ class Medium(Enum):
     SOCKET = "socket"
 
 
-@dataclass(frozen=True, slots=True)
-class Untold:
+class Untold(msgspec.Struct, frozen=True):
     """A refusal that a socket has yet to be told: of message `number`, once the inbox has `after`."""
 
     number: int | None
@@ -103,8 +102,7 @@ class Delivery:
         return replace(self, refused=list(self.refused))
 
 
-@dataclass(frozen=True, slots=True)
-class Deliver:
+class Deliver(msgspec.Struct, frozen=True):
     """Write `control`, then the blocks of `(after, upto]`, less what the delivery's filter holds back."""
 
     control: bytes
@@ -112,16 +110,14 @@ class Deliver:
     upto: int
 
 
-@dataclass(frozen=True, slots=True)
-class Finish:
+class Finish(msgspec.Struct, frozen=True):
     """Write `control`, then end; a socket with close code `code`."""
 
     control: bytes
     code: int
 
 
-@dataclass(frozen=True, slots=True)
-class Wait:
+class Wait(msgspec.Struct, frozen=True):
     """Nothing to write until something changes, or until the clock says `until`."""
 
     until: float

@@ -2,9 +2,10 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
 from enum import Enum
 from typing import Final
+
+import msgspec
 
 from gapless.protocol.carried import LISTEN
 from gapless.protocol.jsonrpc import Envelope, Kind, RequestId
@@ -25,8 +26,7 @@ class Verdict(Enum):
     CONFLICT = "conflict"
 
 
-@dataclass(frozen=True, slots=True)
-class OpenRequest:
+class OpenRequest(msgspec.Struct, frozen=True):
     """A request that waits for its one settlement (L7)."""
 
     id: RequestId

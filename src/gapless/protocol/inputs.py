@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
-
 import msgspec
 
 from gapless.protocol.carried import Waiting
@@ -41,32 +39,28 @@ __all__ = [
 ]
 
 
-@dataclass(frozen=True, slots=True)
-class Cursor:
+class Cursor(msgspec.Struct, frozen=True):
     """A cursor as stated, beside what the log holds at that number: its proof (C3)."""
 
     stated: Position
     held: Link | None
 
 
-@dataclass(frozen=True, slots=True)
-class Verdict:
+class Verdict(msgspec.Struct, frozen=True):
     """How a probe of the socket bound under `generation` ended (B6)."""
 
     generation: int
     alive: bool
 
 
-@dataclass(frozen=True, slots=True)
-class Known:
+class Known(msgspec.Struct, frozen=True):
     """The inbox entry under a number that was received already."""
 
     digest: bytes
     empty: bool
 
 
-@dataclass(frozen=True, slots=True)
-class Problem:
+class Problem(msgspec.Struct, frozen=True):
     """Why a client message cannot be accepted although its number is valid (W4, W5, L6)."""
 
     reason: Reason
@@ -90,15 +84,13 @@ class Emitted(msgspec.Struct, frozen=True):
     more: tuple[bytes, ...] = ()
 
 
-@dataclass(frozen=True, slots=True)
-class Handed:
+class Handed(msgspec.Struct, frozen=True):
     """The backend has taken all that was dispatched to that incarnation."""
 
     incarnation: int
 
 
-@dataclass(frozen=True, slots=True)
-class Lost:
+class Lost(msgspec.Struct, frozen=True):
     """The backend is gone: by itself, or with the process that owned the session before (N2).
 
     Requests of the IDs in `untaken` were dispatched, and certainly reached no backend.
@@ -109,16 +101,14 @@ class Lost:
     untaken: frozenset[RequestId] = frozenset()
 
 
-@dataclass(frozen=True, slots=True)
-class Revive:
+class Revive(msgspec.Struct, frozen=True):
     """A fresh backend may begin: it is told the orders, in turn, and then gets what none has taken (N2)."""
 
     orders: tuple[Waiting, ...]
     untaken: tuple[Waiting, ...] = ()
 
 
-@dataclass(frozen=True, slots=True)
-class Message:
+class Message(msgspec.Struct, frozen=True):
     """A client message arrived: over a POST (`connection` is `None`) or on a socket.
 
     `envelope` is `None` for a placeholder (empty data) and where there is a `problem`.
@@ -137,8 +127,7 @@ class Message:
     primed: bool = True
 
 
-@dataclass(frozen=True, slots=True)
-class Listen:
+class Listen(msgspec.Struct, frozen=True):
     """Somebody asks for an event stream. Without `cursor`: from the start, or the boundary (B1), or M3.
 
     For M3 `held` is the link at `Session.standalone_position`.
@@ -151,8 +140,7 @@ class Listen:
     primed: bool = True
 
 
-@dataclass(frozen=True, slots=True)
-class Upgrade:
+class Upgrade(msgspec.Struct, frozen=True):
     """Somebody asks in band for a WebSocket (two steps). `ticket` is a fresh random one to offer."""
 
     cursor: Cursor
@@ -162,8 +150,7 @@ class Upgrade:
     verdict: Verdict | None = None
 
 
-@dataclass(frozen=True, slots=True)
-class Handshake:
+class Handshake(msgspec.Struct, frozen=True):
     """A WebSocket handshake: with the ticket of an offer, or without, in one step.
 
     `nonce` is a fresh random one, used where this handshake is its own negotiation.
@@ -177,23 +164,20 @@ class Handshake:
     verdict: Verdict | None = None
 
 
-@dataclass(frozen=True, slots=True)
-class Acked:
+class Acked(msgspec.Struct, frozen=True):
     """The client states its ack cursor: on a socket, or over a POST (`connection` is `None`)."""
 
     cursor: Cursor
     connection: ConnectionId | None = None
 
 
-@dataclass(frozen=True, slots=True)
-class Dropped:
+class Dropped(msgspec.Struct, frozen=True):
     """A connection is gone, for whatever reason."""
 
     connection: ConnectionId
 
 
-@dataclass(frozen=True, slots=True)
-class End:
+class End(msgspec.Struct, frozen=True):
     """DELETE, expiry or a lost backend (B9, N2): settle everything and terminate."""
 
     reason: Reason
@@ -207,29 +191,25 @@ Input = Emitted | Handed | Lost | Revive | Message | Listen | Upgrade | Handshak
 # They may be carried out once everything appended by the same input is durable (L2).
 
 
-@dataclass(frozen=True, slots=True)
-class Refused:
+class Refused(msgspec.Struct, frozen=True):
     """Answer with a refusal (§8)."""
 
     refusal: Refusal
 
 
-@dataclass(frozen=True, slots=True)
-class Accepted:
+class Accepted(msgspec.Struct, frozen=True):
     """The message is received (again): answer with `received`."""
 
     received: int
 
 
-@dataclass(frozen=True, slots=True)
-class Stated:
+class Stated(msgspec.Struct, frozen=True):
     """The ack cursor now is."""
 
     ack: int
 
 
-@dataclass(frozen=True, slots=True)
-class Offered:
+class Offered(msgspec.Struct, frozen=True):
     """The upgrade is accepted: answer with this (§8, names)."""
 
     event: int
@@ -238,30 +218,26 @@ class Offered:
     url: str
 
 
-@dataclass(frozen=True, slots=True)
-class Serving:
+class Serving(msgspec.Struct, frozen=True):
     """Run the delivery loop on this connection; a socket is answered 101 with `committed` first (U2)."""
 
     delivery: Delivery
     committed: int
 
 
-@dataclass(frozen=True, slots=True)
-class Ending:
+class Ending(msgspec.Struct, frozen=True):
     """Answer 200 with this one control block, and end (B1 without a cursor)."""
 
     block: bytes
 
 
-@dataclass(frozen=True, slots=True)
-class Probing:
+class Probing(msgspec.Struct, frozen=True):
     """Probe the socket bound under `generation`, then put the same input in again with the verdict (B6)."""
 
     delivery: Delivery
 
 
-@dataclass(frozen=True, slots=True)
-class Dispatch:
+class Dispatch(msgspec.Struct, frozen=True):
     """Hand this message to that incarnation of the backend: it is durable, and this happens once (N1).
 
     When all that came together are handed over, `Handed` says so. Number 0 is a replay.

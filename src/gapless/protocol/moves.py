@@ -6,7 +6,6 @@ attempt is ignored.
 
 from __future__ import annotations
 
-from dataclasses import dataclass, field
 from typing import Any
 
 import msgspec
@@ -55,21 +54,18 @@ __all__ = [
 # Inputs --------------------------------------------------------------------------------------------
 
 
-@dataclass(frozen=True, slots=True)
-class Start:
+class Start(msgspec.Struct, frozen=True):
     """Begin: open a session, or go on with a saved one."""
 
 
-@dataclass(frozen=True, slots=True)
-class Submit:
+class Submit(msgspec.Struct, frozen=True):
     """The application sends a message."""
 
     data: bytes
     envelope: Envelope
 
 
-@dataclass(frozen=True, slots=True)
-class Move:
+class Move(msgspec.Struct, frozen=True):
     """The application asks for the WebSocket now, whatever the policy says."""
 
 
@@ -77,31 +73,27 @@ class Delivered(msgspec.Struct, frozen=True):
     """The application accepted the event that `take` handed out: it is processed."""
 
 
-@dataclass(frozen=True, slots=True)
-class Tick:
+class Tick(msgspec.Struct, frozen=True):
     """The clock reached `deadline`."""
 
 
-@dataclass(frozen=True, slots=True)
-class Leave:
+class Leave(msgspec.Struct, frozen=True):
     """The application is done with the session: of its own will, or because of an error of its own."""
 
     error: GaplessError | None = None
 
 
-@dataclass(frozen=True, slots=True)
-class Opened:
+class Opened(msgspec.Struct, frozen=True):
     """201: the session exists."""
 
     attempt: int
     session: str
     cursor: EventId
-    limits: dict[str, Any] = field(default_factory=dict[str, Any])
-    timers: dict[str, Any] = field(default_factory=dict[str, Any])
+    limits: dict[str, Any] = msgspec.field(default_factory=dict[str, Any])
+    timers: dict[str, Any] = msgspec.field(default_factory=dict[str, Any])
 
 
-@dataclass(frozen=True, slots=True)
-class StreamOpened:
+class StreamOpened(msgspec.Struct, frozen=True):
     """200: the event stream is there."""
 
     attempt: int
@@ -118,31 +110,27 @@ class Arrived(msgspec.Struct, frozen=True):
     more: tuple[Block, ...] = ()
 
 
-@dataclass(frozen=True, slots=True)
-class StreamEnded:
+class StreamEnded(msgspec.Struct, frozen=True):
     """The event stream ended, or broke."""
 
     attempt: int
 
 
-@dataclass(frozen=True, slots=True)
-class Offered:
+class Offered(msgspec.Struct, frozen=True):
     """200 to a negotiation: the upgrade is accepted."""
 
     attempt: int
     ticket: str | None
 
 
-@dataclass(frozen=True, slots=True)
-class SocketOpened:
+class SocketOpened(msgspec.Struct, frozen=True):
     """101. `echo` is `X-MCP-Resume-Cursor`, if it came through."""
 
     attempt: int
     echo: int | None
 
 
-@dataclass(frozen=True, slots=True)
-class SocketClosed:
+class SocketClosed(msgspec.Struct, frozen=True):
     """The socket closed with `code`, for the `reason` that its close frame gave; 1006 if it broke."""
 
     attempt: int
@@ -150,16 +138,14 @@ class SocketClosed:
     reason: str = ""
 
 
-@dataclass(frozen=True, slots=True)
-class Received:
+class Received(msgspec.Struct, frozen=True):
     """A POST of messages was answered with `received`."""
 
     attempt: int
     received: int
 
 
-@dataclass(frozen=True, slots=True)
-class Refused:
+class Refused(msgspec.Struct, frozen=True):
     """The request of `attempt` was answered with an error; `refusal` if it is one of ours."""
 
     attempt: int
@@ -168,8 +154,7 @@ class Refused:
     retry_after: float | None = None
 
 
-@dataclass(frozen=True, slots=True)
-class Failed:
+class Failed(msgspec.Struct, frozen=True):
     """The request of `attempt` got no answer."""
 
     attempt: int
@@ -200,23 +185,20 @@ Input = (
 # A client that survives restarts saves its cursor before any of them that states it (C4).
 
 
-@dataclass(frozen=True, slots=True)
-class Open:
+class Open(msgspec.Struct, frozen=True):
     """`POST /mcp/session`."""
 
     attempt: int
 
 
-@dataclass(frozen=True, slots=True)
-class Get:
+class Get(msgspec.Struct, frozen=True):
     """`GET …/events` with `Last-Event-ID: cursor`."""
 
     attempt: int
     cursor: EventId
 
 
-@dataclass(frozen=True, slots=True)
-class Negotiate:
+class Negotiate(msgspec.Struct, frozen=True):
     """`POST …/upgrade` with the client's own cursor; the nonce is of the machine's negotiation number."""
 
     attempt: int
@@ -224,8 +206,7 @@ class Negotiate:
     nonce: str
 
 
-@dataclass(frozen=True, slots=True)
-class Knock:
+class Knock(msgspec.Struct, frozen=True):
     """The WebSocket handshake, with a ticket or in one step."""
 
     attempt: int
@@ -233,23 +214,20 @@ class Knock:
     ticket: str | None
 
 
-@dataclass(frozen=True, slots=True)
-class Post:
+class Post(msgspec.Struct, frozen=True):
     """`POST …/messages`."""
 
     attempt: int
     messages: tuple[Kept, ...]
 
 
-@dataclass(frozen=True, slots=True)
-class PostAck:
+class PostAck(msgspec.Struct, frozen=True):
     """`POST …/ack`; nobody waits for its answer."""
 
     cursor: EventId
 
 
-@dataclass(frozen=True, slots=True)
-class Send:
+class Send(msgspec.Struct, frozen=True):
     """Write a text frame; `states` says that it states the cursor (C4)."""
 
     attempt: int
@@ -257,27 +235,23 @@ class Send:
     states: bool = False
 
 
-@dataclass(frozen=True, slots=True)
-class CloseStream:
+class CloseStream(msgspec.Struct, frozen=True):
     """Drop the event stream."""
 
     attempt: int
 
 
-@dataclass(frozen=True, slots=True)
-class CloseSocket:
+class CloseSocket(msgspec.Struct, frozen=True):
     """Drop the socket; never wait for the peer."""
 
     attempt: int
 
 
-@dataclass(frozen=True, slots=True)
-class Delete:
+class Delete(msgspec.Struct, frozen=True):
     """`DELETE` the session; nobody waits for its answer."""
 
 
-@dataclass(frozen=True, slots=True)
-class Settle:
+class Settle(msgspec.Struct, frozen=True):
     """Answer this request to the application with this error (L7)."""
 
     id: RequestId
@@ -286,8 +260,7 @@ class Settle:
     data: dict[str, Any]
 
 
-@dataclass(frozen=True, slots=True)
-class Over:
+class Over(msgspec.Struct, frozen=True):
     """The client follows the session no more; `error` says why, `None` if the application just left."""
 
     error: GaplessError | None

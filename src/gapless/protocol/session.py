@@ -8,7 +8,6 @@ may write next. Nothing here does I/O, reads a clock or draws a random number.
 
 from __future__ import annotations
 
-from dataclasses import dataclass
 from enum import StrEnum
 from typing import Final, assert_never
 
@@ -67,8 +66,7 @@ class View(StrEnum):
     STREAM = "stream"
 
 
-@dataclass(frozen=True, slots=True)
-class Commit:
+class Commit(msgspec.Struct, frozen=True):
     """Everything that changed since the last one, for the log to make durable in one step."""
 
     expect: int

@@ -13,8 +13,9 @@ import secrets
 import time
 from collections.abc import Awaitable, Callable, Iterable
 from contextlib import suppress
-from dataclasses import replace
 from typing import Final, TypeVar
+
+from msgspec import structs
 
 from gapless.backends.base import Backend, BackendFactory
 from gapless.errors import BackendError, ConflictError, GaplessError, StorageError
@@ -162,7 +163,7 @@ class Live:
             probing = next((e for e in effects if isinstance(e, Probing)), None)
             if probing is None:
                 return effects
-            input = replace(input, verdict=await self._probe(probing.delivery))
+            input = structs.replace(input, verdict=await self._probe(probing.delivery))
         return [self.machine.refusal(Reason.WEBSOCKET_BOUND, "other sockets keep taking this session")]
 
     def offer(self, input: Input) -> list[Effect]:
