@@ -231,6 +231,32 @@ class Bench:
             finally:
                 server.stop()
 
+    @contextmanager
+    def asked(self, program: str, *words: str) -> Iterator[Callable[[str], float]]:
+        """A program of `servers/`, on the server's core, that answers each line it is sent with a number."""
+        with on_core(SERVER_CORE):
+            process = subprocess.Popen(
+                [sys.executable, str(HERE / "servers" / program), *words],
+                cwd=ROOT,
+                env={**os.environ, "PYTHONPATH": str(ROOT)},
+                stdin=subprocess.PIPE,
+                stdout=subprocess.PIPE,
+                text=True,
+            )
+        assert process.stdin is not None
+        assert process.stdout is not None
+        asking, telling = process.stdin, process.stdout
+
+        def ask(line: str) -> float:
+            print(line, file=asking, flush=True)
+            return float(telling.readline())
+
+        try:
+            yield ask
+        finally:
+            process.kill()
+            process.wait()
+
     def _until_it_listens(self, server: Server) -> None:
         deadline = time.monotonic() + _LISTENS
         while time.monotonic() < deadline:

@@ -9,14 +9,10 @@ the object without any transport, which is the most that the ratio in process co
 
 from __future__ import annotations
 
-import os
-import subprocess
-import sys
-from collections.abc import Callable, Iterator
-from contextlib import contextmanager
+from collections.abc import Callable
 from itertools import chain
 
-from benchmarks.harness import HERE, ROOT, SERVER_CORE, Bench, Figure, Server, on_core, ratio
+from benchmarks.harness import Bench, Figure, Server, ratio
 from benchmarks.load import Standard, check, gather
 
 __all__ = ["emitting", "fifty", "microseconds", "one"]
@@ -39,14 +35,14 @@ def _compare(bench: Bench, *, sessions: int, calls: int) -> list[Figure]:
         bench.sdk() as sdk,
         bench.gapless(backend="stdio") as stdio,
         bench.gapless(backend="object") as object_,
-        _alone() as alone,
+        bench.asked("alone.py") as alone,
     ):
         taken = bench.take(
             {
                 "sdk": emitting(sdk, sessions, calls),
                 "stdio": emitting(stdio, sessions, calls),
                 "object": emitting(object_, sessions, calls),
-                "alone": alone,
+                "alone": lambda: alone(f"{20 * EVENTS}"),
             }
         )
     sdk = taken["sdk"]
@@ -56,34 +52,6 @@ def _compare(bench: Bench, *, sessions: int, calls: int) -> list[Figure]:
         ratio("SDK object in process", sdk, taken["object"], 6, "at least", microseconds),
         ratio(most, sdk, taken["alone"], None, "at least", microseconds),
     ]
-
-
-@contextmanager
-def _alone() -> Iterator[Callable[[], float]]:
-    """The CPU seconds for each event of the object in a process that drops what it emits."""
-    with on_core(SERVER_CORE):
-        process = subprocess.Popen(
-            [sys.executable, str(HERE / "servers" / "alone.py")],
-            cwd=ROOT,
-            env={**os.environ, "PYTHONPATH": str(ROOT)},
-            stdin=subprocess.PIPE,
-            stdout=subprocess.PIPE,
-            text=True,
-        )
-    assert process.stdin is not None
-    assert process.stdout is not None
-    asking, telling = process.stdin, process.stdout
-
-    def measure() -> float:
-        asking.write(f"{20 * EVENTS}\n")
-        asking.flush()
-        return float(telling.readline())
-
-    try:
-        yield measure
-    finally:
-        process.kill()
-        process.wait()
 
 
 def emitting(server: Server, sessions: int, calls: int) -> Callable[[], float]:
