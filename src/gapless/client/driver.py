@@ -414,8 +414,8 @@ class Driver:
             while not machine.reading or (event and machine.full):
                 await self._wait()
             room = machine.room if event else 1
-            while len(more) + 1 < room and rest and (next := rest[0]) is not None and next.id is not None:
-                more.append(next)
+            while len(more) + 1 < room and rest and (follows := rest[0]) is not None and follows.id is not None:
+                more.append(follows)
                 rest.popleft()
             self.put(Arrived(attempt, block, tuple(more)))
 

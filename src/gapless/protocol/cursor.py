@@ -94,7 +94,7 @@ def parse_cursor(text: str) -> Position:
 
 
 def id_after(previous: EventId, stream: int, event: str, data: bytes) -> EventId:
-    """The ID of the event that follows `previous` (L4, L5)."""
+    """The ID of the event that follows `previous` (C1, L5)."""
     link = _link_after(previous.link, _about(stream, event), data)
     return EventId(previous.seq + 1, stream, cast("Link", link))
 

@@ -69,7 +69,7 @@ class Incoming:
     @property
     def full(self) -> bool:
         """Whether the reader should stop until the application has taken something."""
-        return len(self._queue) >= self._ahead
+        return self.room <= 0
 
     def state(self) -> EventId:
         """The cursor to state with the next request: what is processed, nothing else."""
