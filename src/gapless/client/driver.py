@@ -414,8 +414,8 @@ class Driver:
             while not machine.reading or (event and machine.full):
                 await self._wait()
             room = machine.room if event else 1
-            while len(more) + 1 < room and rest and (follows := rest[0]) is not None and follows.id is not None:
-                more.append(follows)
+            while len(more) + 1 < room and rest and (other := rest[0]) is not None and other.id is not None:
+                more.append(other)
                 rest.popleft()
             self.put(Arrived(attempt, block, tuple(more)))
 
