@@ -155,7 +155,7 @@ async def test_an_owner_that_stands_still_within_a_commit_has_the_others_refuse_
 ) -> None:
     async with nodes(tmp_path, 2, "--lease", str(LEASE)) as (old, new), log_of(tmp_path) as log:
         session = await opened(old)
-        await session.post(3, call(1, "run-1", steps=100_000))
+        await session.post(3, call(1, "run-1", steps=100_000, delay=0.001))
         stream = await session.events(session.start)
         cursor = (await stream.events(5))[-1].id
         await old.stand_still(committing=True)
