@@ -3,45 +3,33 @@
 from __future__ import annotations
 
 import os
-import subprocess
-import sys
-from typing import Final
+import threading
 
-import pytest
-
-MAPPED: Final = """
-import ctypes
 from gapless.cli.process import give_back_memory
+from tests.soak.sampling import resident
 
-class Figures(ctypes.Structure):
-    _fields_ = [(name, ctypes.c_size_t) for name in (
-        "arena", "ordblks", "smblks", "hblks", "hblkhd", "usmblks", "fsmblks", "uordblks", "fordblks", "keep"
-    )]
-
-mallinfo = ctypes.CDLL(None).mallinfo2
-mallinfo.restype = Figures
-give_back_memory()
-bytearray(3 * 2**20)  # freed at once: from then on glibc would keep what is smaller
-before = mallinfo().hblkhd
-kept = bytearray(2**20)
-print(mallinfo().hblkhd - before)
-"""
+BLOCK = 16 * 1024
+"""Bytes that lie in the heap, in glibc's eyes."""
+COUNT = 4096
+PAGES = COUNT * BLOCK // 2
+"""Bytes that are freed there at least, in whole pages, between what stays."""
 
 
-@pytest.mark.parametrize(
-    ("set_up", "mapped"),
-    [({}, True), ({"MALLOC_ARENA_MAX": "2"}, False), ({"GLIBC_TUNABLES": "glibc.malloc.arena_max=2"}, False)],
-)
-def test_a_large_block_is_one_that_is_given_back_unless_somebody_set_that_up(
-    set_up: dict[str, str], mapped: bool
-) -> None:
-    environ = {name: value for name, value in os.environ.items() if not name.startswith("MALLOC_")}
-    told = subprocess.run(
-        [sys.executable, "-c", MAPPED],
-        env=environ | set_up,
-        capture_output=True,
-        text=True,
-        check=True,
-        timeout=30,
-    )
-    assert (int(told.stdout) >= 2**20) is mapped
+class Once(threading.Event):
+    """Time passes once, then it is the end."""
+
+    def wait(self, timeout: float | None = None) -> bool:
+        """Whether it is the end."""
+        ended = self.is_set()
+        self.set()
+        return ended
+
+
+def test_what_is_freed_between_things_that_stay_is_given_back() -> None:
+    held = [bytearray(BLOCK) for _ in range(COUNT)]
+    stays = held[::4]
+    del held
+    before = resident(os.getpid())
+    give_back_memory(Once())
+    assert resident(os.getpid()) < before - PAGES
+    assert len(stays) == COUNT // 4

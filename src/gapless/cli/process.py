@@ -40,29 +40,8 @@ _GRACE: Final = 2
 """Seconds that connections may take to end after they were told to."""
 _PATIENCE: Final = 4.0
 """Seconds after which the process leaves whatever still runs."""
-
-
-_M_TRIM_THRESHOLD: Final = -1
-_M_MMAP_THRESHOLD: Final = -3
-"""Of `mallopt`."""
-_LARGE: Final = 512 * 1024
-_SPARE: Final = 1024 * 1024
-"""Bytes of a block that the system has back once it is freed; of free memory that is kept."""
-
-
-def give_back_memory() -> None:
-    """Have the C library return large blocks to the system, wherever it can be told to.
-
-    glibc raises its idea of large to the largest block that was ever freed, a message of some MiB say. From
-    then on such messages lie in its heap among all else, which leaves holes that are never given back: the
-    process is as large as its worst moment, and grows. Who has set the C library up is not interfered with.
-    """
-    if "GLIBC_TUNABLES" in os.environ or any(name.startswith("MALLOC_") for name in os.environ):
-        return
-    with suppress(OSError, AttributeError):  # another C library
-        mallopt = ctypes.CDLL(None).mallopt
-        mallopt(_M_MMAP_THRESHOLD, _LARGE)
-        mallopt(_M_TRIM_THRESHOLD, _SPARE)
+_TRIMMED_EVERY: Final = 60.0
+"""Seconds between two times that freed memory goes back to the system."""
 
 
 def bind(host: str, port: int) -> socket.socket:
@@ -114,7 +93,6 @@ def run(app: Gapless, listening: socket.socket, started: Callable[[], None], man
         GaplessError: the log or the MCP server could not be started, or failed to stop.
     """
     _log_to_stderr(manner)
-    give_back_memory()
     with listening, asyncio.Runner(loop_factory=loop_factory()) as runner:
         try:
             runner.run(_serve(app, listening, started, manner))
@@ -181,7 +159,8 @@ async def _serve(app: Gapless, listening: socket.socket, started: Callable[[], N
     )
     loop = asyncio.get_running_loop()
     stopping = threading.Event()
-    threading.Thread(target=_leave_in_time, args=[stopping], daemon=True).start()
+    for watch in (_leave_in_time, give_back_memory):
+        threading.Thread(target=watch, args=[stopping], daemon=True).start()
 
     def drain() -> None:
         # What uvicorn complains of from here on, streams that are cut say, is meant to be.
@@ -203,6 +182,20 @@ async def _serve(app: Gapless, listening: socket.socket, started: Callable[[], N
         await server.serve(sockets=[listening])
     finally:
         await app.close()
+
+
+def give_back_memory(stopping: threading.Event, every: float = _TRIMMED_EVERY) -> None:
+    """Have the C library give the pages that it holds and nobody uses back to the system, now and then.
+
+    glibc does so by itself with the end of its heap only. What long messages leave between things that stay
+    is used again, but for ever held: a third of the heap after an hour of them, and more as it goes on.
+    """
+    try:
+        trim = ctypes.CDLL(None).malloc_trim
+    except (OSError, AttributeError):
+        return  # another C library, with manners of its own
+    while not stopping.wait(every):
+        trim(0)
 
 
 def _leave_in_time(stopping: threading.Event) -> None:
