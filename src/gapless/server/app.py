@@ -165,15 +165,15 @@ def build(log: Log, backends: BackendFactory, settings: Settings) -> Gapless:
             await app.close()
 
     app = Gapless(
-        routes=[
-            Route(f"{base}/session", session_view),
-            Route(f"{base}/session/{{session}}", session_view),
+        routes=[  # in the order of how often each is asked for: they are tried in turn
+            Route(base or "/", stream_view),
             *(
                 Route(f"{base}/session/{{session}}/{part}", session_view)
-                for part in ("messages", "events", "upgrade", "ack")
+                for part in ("messages", "events", "ack", "upgrade")
             ),
             WebSocketRoute(f"{base}/session/{{session}}/events", session_view),
-            Route(base or "/", stream_view),
+            Route(f"{base}/session", session_view),
+            Route(f"{base}/session/{{session}}", session_view),
             *(Route(at, Operations(sessions, access)) for at in OPERATIONS),
             *(Route(at, Metadata(sessions, access)) for at in {METADATA, METADATA + base}),
         ],
