@@ -1,4 +1,4 @@
-"""The process that serves: its sockets, its signals, its end."""
+"""The process that serves: its sockets, its signals, its memory, its end."""
 
 from __future__ import annotations
 
