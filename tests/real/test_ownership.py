@@ -19,6 +19,7 @@ from mcp import Client, MCPError
 
 import gapless
 from gapless.client.receipts import read_receipts
+from gapless.log import database
 from gapless.log.base import Owner, Stored
 from gapless.log.snapshot import snapshot
 from gapless.log.sqlite import SqliteLog
@@ -32,7 +33,7 @@ from tests.server.restarts import HELLO, key_of
 LEASE: Final = 1.5
 LONG: Final = 60.0
 """A lease whose end no test waits for."""
-BUSY: Final = 5.0
+BUSY: Final = database._BUSY_MS / 1000
 """Seconds that a commit waits for another process's."""
 SLACK: Final = 4.0
 """Seconds that a busy machine may take over what an idle one does at once."""

@@ -188,7 +188,7 @@ def give_back_memory(stopping: threading.Event, every: float = _TRIMMED_EVERY) -
     """Have the C library give the pages that it holds and nobody uses back to the system, now and then.
 
     glibc does so by itself with the end of its heap only. What long messages leave between things that stay
-    is used again, but for ever held: a third of the heap after an hour of them, and more as it goes on.
+    is used again, but never given back: a third of the heap after an hour of them.
     """
     try:
         trim = ctypes.CDLL(None).malloc_trim
