@@ -735,6 +735,14 @@ async def test_a_removed_session_is_forgotten_and_no_other(log: Log) -> None:
     assert await other.state() == before
 
 
+async def test_what_is_released_is_read_as_before(log: Log) -> None:
+    session = await Session.open(log)
+    for events in (3, 2):
+        await session.commit(events)
+        log.release(session.key)
+        assert await session.read(1, MAX_SEQ, 2**20) == session.expected(1, MAX_SEQ, 2**20)
+
+
 async def test_removing_what_is_not_there_is_no_error(log: Log) -> None:
     session = await Session.open(log)
     for _ in range(2):

@@ -70,11 +70,16 @@ async def generations(folder: Path, count: int, patch: pytest.MonkeyPatch) -> li
     out: list[tuple[int, int]] = []
     path = folder / "log.db"
     # The disk is waited for by nobody: what is looked at is what is in the file, not what outlives a machine.
-    async with sessions_on(SqliteLog(path, synchronous="off", clock=clock.time)) as sessions:
+    log = SqliteLog(path, synchronous="off", clock=clock.time)
+    async with sessions_on(log) as sessions:
+        store = log._store  # pyright: ignore[reportPrivateUsage]
+        assert store is not None
         for _ in range(count // AT_ONCE):
             await asyncio.gather(*(live_and_end(sessions) for _ in range(AT_ONCE)))
             await sessions.clean(0.0)
             assert not list(sessions.all())
+            await asyncio.gather(*sessions._leaving)  # pyright: ignore[reportPrivateUsage]
+            assert store.tails.size == 0, "no events in memory that nobody will read"
             clock.now += LIMITS.tombstone / 4
             await sessions._sweep()  # pyright: ignore[reportPrivateUsage]
             out.append((size_of(path), resource.getrusage(resource.RUSAGE_SELF).ru_maxrss))

@@ -141,10 +141,8 @@ class _StdioBackend(Backend):
         self._child.close_stdout()
 
     async def _discard(self) -> None:
-        data = b"..."
-        while data:
-            data = await self._child.read()
-            await asyncio.sleep(0)  # a pipe that is never empty must not starve the others
+        while await self._child.read():
+            pass
 
     async def _pump(self) -> None:
         """Hand over what the process writes, to its end; then say how it ended, unless closed."""
@@ -157,7 +155,6 @@ class _StdioBackend(Backend):
                         await full
                     if self._closing is not None:
                         return
-                await asyncio.sleep(0)  # a pipe that is never empty must not starve the others
         finally:
             if not self._discarding:
                 self._reading = False
@@ -233,6 +230,8 @@ class _Child:
         self._stdin = process.stdin
         self._control = control
         self._stdout = stdout
+        self._said: bytes | None = None
+        self._watched = False
         self._pid: int | None = None
         self._trouble = ""
         self._begun = asyncio.Event()
@@ -283,24 +282,40 @@ class _Child:
 
     async def read(self) -> bytes:
         """The next bytes of stdout, at most 64 KiB; none once nothing more can come."""
-        loop = asyncio.get_running_loop()
-        while True:
-            try:
-                return os.read(self._stdout, _CHUNK)
-            except BlockingIOError:
-                # All it wrote has been read: somebody outside its group may hold the pipe for ever.
-                if self._ended.done():
-                    return b""
-            # Watched only while somebody waits for it. Else the pipe fills, and the server waits.
+        while self._said is None:
+            if self._ended.done():
+                # All it wrote is read, and no more: somebody outside its group may hold the pipe for ever.
+                await asyncio.sleep(0)  # and may fill it without a pause, which must not starve the others
+                self._watch(False)
+                self._readable()
+                break
             self._wake.clear()
-            loop.add_reader(self._stdout, self._wake.set)
-            try:
-                await self._wake.wait()
-            finally:
+            self._watch(True)
+            await self._wake.wait()
+        said, self._said = self._said, None
+        return said or b""
+
+    def _readable(self) -> None:
+        """Read one chunk ahead of whoever takes it. Then the pipe fills, and the server waits."""
+        if self._said is not None:
+            self._watch(False)
+            return
+        with suppress(BlockingIOError):
+            self._said = os.read(self._stdout, _CHUNK)
+            self._wake.set()
+
+    def _watch(self, watched: bool) -> None:
+        if watched != self._watched:
+            self._watched = watched
+            loop = asyncio.get_running_loop()
+            if watched:
+                loop.add_reader(self._stdout, self._readable)
+            else:
                 loop.remove_reader(self._stdout)
 
     def close_stdout(self) -> None:
         """Read no more. Not idempotent."""
+        self._watch(False)
         os.close(self._stdout)
 
     async def write(self, data: bytes) -> None:

@@ -107,10 +107,12 @@ class Requests(HttpToolsProtocol):
         super().data_received(data)
         if self.transport.get_protocol() is not self:
             return  # a socket now
-        if self._head is not None and not self._began:
-            self._head += len(data)
+        if self._head is not None:
+            self._head += 0 if self._began else len(data)
             if self._head > self._limits.max_header_bytes:
                 self._too_large()
+            elif self._overdue is None:
+                self._hurry()  # headers that come as a whole, as nearly all do, need no timer
         elif self._overdue is None and self._answered:
             self._await_headers()  # blank lines, say, of which the parser does not tell
 
@@ -139,7 +141,8 @@ class Requests(HttpToolsProtocol):
         super().on_message_begin()
         self._began = True
         if not self._over:
-            self._await_headers()
+            self._in_time()
+            self._head = 0
 
     def on_headers_complete(self) -> None:
         """Headers are whole."""

@@ -284,3 +284,7 @@ class Log(ABC):
     @abstractmethod
     async def remove(self, key: SessionKey) -> None:
         """Forget a session altogether; durable on return. No error if there is none."""
+
+    @abstractmethod
+    def release(self, key: SessionKey) -> None:
+        """This process serves the session no more: what was held in memory to be quick may go."""

@@ -188,3 +188,6 @@ class MemoryLog(Log):
 
     async def remove(self, key: SessionKey) -> None:
         self._sessions.pop(key, None)
+
+    def release(self, key: SessionKey) -> None:
+        """Nothing: what is held is the log."""

@@ -232,10 +232,14 @@ class SqliteLog(Log):
         return await self._ask(queries.sessions, before)
 
     async def remove(self, key: SessionKey) -> None:
-        store = self._opened
         try:
-            await store.writer.step(Step("remove", key))
+            await self._opened.writer.step(Step("remove", key))
         finally:
+            self.release(key)
+
+    def release(self, key: SessionKey) -> None:
+        store = self._store
+        if store is not None:
             store.tails.forget(key)
             store.ahead.forget(key)
 

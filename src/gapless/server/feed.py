@@ -32,7 +32,7 @@ async def feed(live: Live, delivery: Delivery, wake: asyncio.Event, write: Write
     Raises:
         StorageError: the log could not be read.
     """
-    machine = live.machine
+    machine, loop = live.machine, asyncio.get_running_loop()
     while True:
         wake.clear()
         match machine.poll(delivery, live.clock()):
@@ -52,11 +52,11 @@ async def feed(live: Live, delivery: Delivery, wake: asyncio.Event, write: Write
                     await write(finish.control, b"")
                 return finish
             case Wait(until):
+                due = loop.call_at(until, wake.set)
                 try:
-                    async with asyncio.timeout_at(until):
-                        await wake.wait()
-                except TimeoutError:
-                    pass
+                    await wake.wait()
+                finally:
+                    due.cancel()
 
 
 def _others(data: bytes, own: bytes) -> bool:

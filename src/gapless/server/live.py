@@ -173,7 +173,8 @@ class Live:
         if isinstance(input, Dropped):
             gone = machine.connections.get(input.connection)
         effects = machine.handle(input, self.clock())
-        if not isinstance(input, _UNSEEN) or machine.reason is not over:
+        turned = not isinstance(input, _UNSEEN)
+        if turned or machine.reason is not over:
             self._observer.saw(self.name, machine, input, effects, over=over, gone=gone)
             self._time_crossing(input, effects)
         if self._replayed is not None and machine.carried.phase is not Phase.REPLAYING:
@@ -186,8 +187,8 @@ class Live:
                 self._dispatches.append((self._version, effect))
                 self._start_dispatcher()
         self._start_committer()
-        if not isinstance(input, Emitted):
-            self.wake()  # what the backend emitted can be told only once it is durable
+        if turned:
+            self.wake()  # of what the backend does nothing can be told before it is durable
         return effects
 
     def _time_crossing(self, input: Input, effects: list[Effect]) -> None:

@@ -161,8 +161,10 @@ class Observer:
     def committed(self, events: int, messages: int, seconds: float) -> None:
         """A commit took so long, and made so many events and client messages durable."""
         self.metrics.commits.observe(seconds)
-        self.metrics.events.inc(events)
-        self.metrics.messages.inc(messages)
+        if events:
+            self.metrics.events.inc(events)
+        if messages:
+            self.metrics.messages.inc(messages)
 
     def refused(self, reason: Reason) -> None:
         """Somebody was told so."""

@@ -349,9 +349,13 @@ class Sessions:
         if self._live.get(live.key) is live:
             del self._live[live.key]
             _one_less(self._of, live.principal)
-            leaving = asyncio.create_task(live.close())
+            leaving = asyncio.create_task(self._close(live))
             self._leaving.add(leaving)
             leaving.add_done_callback(self._leaving.discard)
+
+    async def _close(self, live: Live) -> None:
+        await live.close()
+        self.log.release(live.key)
 
 
 def _one_less(counts: Counter[str], name: str) -> None:

@@ -187,32 +187,36 @@ async def serve_events(
     headers: Mapping[str, str] | None = None,
 ) -> None:
     """Answer with an event stream: headers at once, then the loop, until it ends or the client goes."""
-    wake = live.attach(delivery.connection, lambda: delivering.cancel(), principal.expires)
+    loop = asyncio.get_running_loop()
+    here = asyncio.timeout(None)
+
+    def cut() -> None:
+        with suppress(RuntimeError):  # it has ended by itself meanwhile
+            here.reschedule(loop.time())
+
+    async def watch() -> None:
+        try:
+            while (await receive())["type"] != "http.disconnect":
+                pass
+        finally:
+            cut()
 
     async def write(control: bytes, data: bytes) -> None:
         await send({"type": "http.response.body", "body": control + data, "more_body": True})
 
-    async def deliver() -> None:
-        raw = [
-            *_STREAMED,
-            *((name.lower().encode(), value.encode()) for name, value in (headers or {}).items()),
-        ]
-        await send({"type": "http.response.start", "status": 200, "headers": raw})
-        with suppress(StorageError):  # the stream ends; its client resumes, and is told `storage`
-            await feed(live, delivery, wake, write)
-        await send({"type": "http.response.body", "body": b"", "more_body": False})
-
-    async def watch() -> None:
-        while (await receive())["type"] != "http.disconnect":
-            pass
-
-    delivering, watching = asyncio.create_task(deliver()), asyncio.create_task(watch())
+    wake = live.attach(delivery.connection, cut, principal.expires)
+    watching = asyncio.create_task(watch())
+    raw = [(name.lower().encode(), value.encode()) for name, value in (headers or {}).items()]
     try:
-        await asyncio.wait({delivering, watching}, return_when=asyncio.FIRST_COMPLETED)
-        if delivering.done() and not delivering.cancelled():
-            delivering.result()
+        async with here:
+            await send({"type": "http.response.start", "status": 200, "headers": [*_STREAMED, *raw]})
+            with suppress(StorageError):  # the stream ends; its client resumes, and is told `storage`
+                await feed(live, delivery, wake, write)
+            await send({"type": "http.response.body", "body": b"", "more_body": False})
+    except TimeoutError:
+        if not here.expired():
+            raise
     finally:
         live.detach(delivery.connection)
-        delivering.cancel()
         watching.cancel()
-        await asyncio.gather(delivering, watching, return_exceptions=True)
+        await asyncio.wait({watching})  # whoever asked may receive from now on

@@ -1,0 +1,55 @@
+"""uvicorn between a socket and an MCP server's pipe, and nothing else: what a call through it costs at least.
+
+Each message is written to one process as it came; of a request, the next line that the process writes is the
+answer, as a single event. No session, no log, no check.
+
+    python floor.py PORT
+"""
+
+from __future__ import annotations
+
+import asyncio
+import sys
+from typing import Any
+
+import uvicorn
+
+from benchmarks.harness import CHILD
+
+_STREAM = [
+    (b"cache-control", b"no-store, no-transform"),
+    (b"content-type", b"text/event-stream"),
+    (b"mcp-session-id", b"floor"),
+]
+
+
+class Floor:
+    """The ASGI application."""
+
+    _child: asyncio.subprocess.Process | None = None
+
+    async def __call__(self, scope: Any, receive: Any, send: Any) -> None:
+        """One message."""
+        pipe = asyncio.subprocess.PIPE
+        if self._child is None:
+            self._child = await asyncio.create_subprocess_exec(
+                *(sys.executable, "-I", str(CHILD)), stdin=pipe, stdout=pipe
+            )
+        child = self._child
+        assert child.stdin is not None
+        assert child.stdout is not None
+        body = (await receive())["body"]
+        child.stdin.write(body + b"\n")
+        if b'"id":' not in body:
+            await send({"type": "http.response.start", "status": 202, "headers": [(b"content-length", b"0")]})
+            await send({"type": "http.response.body", "body": b""})
+            return
+        await send({"type": "http.response.start", "status": 200, "headers": _STREAM})
+        line = await child.stdout.readline()
+        block = b"id: 1.1.0123456789abcdef\ndata: " + line + b"\n"
+        await send({"type": "http.response.body", "body": block, "more_body": True})
+        await send({"type": "http.response.body", "body": b"", "more_body": False})
+
+
+if __name__ == "__main__":
+    uvicorn.run(Floor(), host="127.0.0.1", port=int(sys.argv[1]), log_level="error", lifespan="off")
