@@ -292,6 +292,13 @@ class Bench:
             yield server
 
     @contextmanager
+    def floor(self) -> Iterator[Server]:
+        """uvicorn before the benchmark's own MCP server, and nothing in between."""
+        program = str(HERE / "servers" / "floor.py")
+        with self.serving(lambda port: [sys.executable, program, str(port)]) as server:
+            yield server
+
+    @contextmanager
     def bare(self) -> Iterator[Server]:
         """The loop that does nothing but sync and send."""
         program = str(HERE / "servers" / "bare.py")

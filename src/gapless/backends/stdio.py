@@ -167,33 +167,28 @@ class _StdioBackend(Backend):
 
     def _messages(self, lines: Iterable[tuple[bytes, int]]) -> Iterator[Spoken]:
         """The messages in these lines, as the sink takes them: plain ones in runs."""
+        found = [*lines]
         run: list[bytes] = []
         of: Envelope | None = None
-        for message, envelope in self._read(lines):
-            if envelope.plain:
+        for (line, size), (message, said) in zip(found, peek_lines([line for line, _ in found]), strict=True):
+            if said is None:
+                continue  # white space
+            told = said
+            if size > self._limit:
+                told = MalformedError(f"{size} bytes, which is above the limit of {self._limit}")
+            if isinstance(told, Envelope) and told.plain:
                 run.append(message)
-                of = of or envelope
+                of = of or told
                 continue
             if of is not None:
                 yield run[0], of, tuple(run[1:])
                 run, of = [], None
-            yield message, envelope, ()
+            if isinstance(told, Envelope):
+                yield message, told, ()
+            elif instead := self._refuse(line, str(told)):
+                yield *instead, ()
         if of is not None:
             yield run[0], of, tuple(run[1:])
-
-    def _read(self, lines: Iterable[tuple[bytes, int]]) -> Iterator[tuple[bytes, Envelope]]:
-        found = [*lines]
-        peeked = peek_lines([line for line, _ in found])
-        for (line, size), (message, said) in zip(found, peeked, strict=True):
-            told = said
-            if size > self._limit:
-                told = MalformedError(f"{size} bytes, which is above the limit of {self._limit}")
-            if isinstance(told, Envelope):
-                yield message, told
-            elif told is not None:
-                instead = self._refuse(line, str(told))
-                if instead is not None:
-                    yield instead
 
     def _refuse(self, line: bytes, trouble: str) -> tuple[bytes, Envelope] | None:
         """What takes the place of a message that nobody may see (W4, W5); `None` if no one waits for it."""

@@ -129,30 +129,38 @@ class Outbox:
 
     def append(self, stream: int, event: str, run: Sequence[bytes], now: float) -> int:
         """Number, link and encode a run of events of one type and stream; the last one's number (L1, L5)."""
-        seq, grain = self.head, self._grain
         links = links_after(self.link, stream, event, run)
-        blocks = encode_events(seq + 1, stream, event, links, run)
-        mark = self._marks[-1] if self._marks else None
-        for block, link in zip(blocks, links, strict=True):
-            seq += 1
-            if (
-                mark is None
-                or mark.events >= grain.events
-                or mark.size >= grain.bytes
-                or now - mark.at >= grain.seconds
-            ):
-                mark = Run(seq, link, 0, 0, now, {})
-                self._marks.append(mark)
-            mark.last = seq
-            mark.link = link
-            mark.events += 1
-            mark.size += len(block)
-            mark.streams[stream] = (seq, link)
+        blocks = encode_events(self.head + 1, stream, event, links, run)
         encoded = b"".join(blocks)
+        seq, at, left = self.head, 0, len(encoded)
+        while at < len(blocks):
+            mark = self._mark(now)
+            count = 1  # as many as there is room for, where that is certain: nearly always all
+            if mark.size + left < self._grain.bytes:
+                count = max(1, min(len(blocks) - at, self._grain.events - mark.events))
+            size = sum(map(len, blocks[at : at + count]))
+            at, left = at + count, left - size
+            mark.last, mark.link = seq + at, links[at - 1]
+            mark.events += count
+            mark.size += size
+            mark.streams[stream] = (mark.last, mark.link)
         self._buffer += encoded
         self._bytes += len(encoded)
-        self.head, self.link = seq, links[-1]
-        return seq
+        self.head, self.link = seq + at, links[-1]
+        return self.head
+
+    def _mark(self, now: float) -> Run:
+        """The run that the next event is a part of: a new one, where the last has its fill or is too old."""
+        mark, grain = self._marks[-1] if self._marks else None, self._grain
+        if (
+            mark is None
+            or mark.events >= grain.events
+            or mark.size >= grain.bytes
+            or now - mark.at >= grain.seconds
+        ):
+            mark = Run(self.head, self.link, 0, 0, now, {})
+            self._marks.append(mark)
+        return mark
 
     @property
     def pending(self) -> int:

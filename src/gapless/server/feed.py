@@ -59,21 +59,21 @@ async def feed(live: Live, delivery: Delivery, wake: asyncio.Event, write: Write
                     due.cancel()
 
 
-def _others(data: bytes, own: bytes) -> bool:
+def _others(data: bytes, stream: int) -> bool:
     """Whether there is a block of any other stream."""
-    if not data.startswith(own, data.index(b".") + 1):
+    own = b"%d" % stream
+    if not data.startswith(own + b".", data.index(b".") + 1):
         return True
     if b"\n\nid: " not in data:
         return False  # a single block: no pattern need be made
-    return re.search(rb"\n\nid: [0-9]+\.(?!%b)" % re.escape(own), data) is not None
+    return re.search(rb"\n\nid: [0-9]+\.(?!%b\.)" % own, data) is not None
 
 
 def _filtered(data: bytes, delivery: Delivery) -> bytes:
     """The blocks of the delivery's own stream, less what is not to be repeated (M2, M3)."""
     if delivery.stream is None or not data:
         return data
-    own = b"%d." % delivery.stream
-    if not delivery.skip and not _others(data, own):
+    if not delivery.skip and not _others(data, delivery.stream):
         return data  # as nearly always: nobody else had a part in it
     kept: list[bytes] = []
     for block in data.split(b"\n\n"):
