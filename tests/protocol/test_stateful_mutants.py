@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from collections import deque
 from collections.abc import Callable, Iterable
 from dataclasses import replace
 from typing import Any, NamedTuple
@@ -198,7 +197,7 @@ def a_loss_that_settles_nothing(patch: Patch) -> None:
 def a_loss_that_settles_what_was_not_dispatched(patch: Patch) -> None:
     def change(session: Session, input: Lost, real: Callable[[], list[Effect]]) -> list[Effect]:
         dispatched, session.dispatched = session.dispatched, session.inbox.received
-        waiting, session.carried.waiting = session.carried.waiting, deque()
+        waiting, session.carried.waiting = session.carried.waiting, []
         effects = real()
         session.dispatched, session.carried.waiting = dispatched, waiting
         return effects
@@ -224,7 +223,7 @@ def a_message_dispatched_again_after_a_restart(patch: Patch) -> None:
 
     def change(session: Session, input: Lost, real: Callable[[], list[Effect]]) -> list[Effect]:
         if input.taken_over:
-            session.carried.waiting.extendleft(dispatched)
+            session.carried.waiting[:0] = dispatched
         return real()
 
     patch.setattr(Carried, "note", note)

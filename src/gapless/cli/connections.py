@@ -51,6 +51,8 @@ class Requests(HttpToolsProtocol):
     refusal in the middle of an answer would be taken for a part of it.
     """
 
+    __slots__ = ("_answering", "_began", "_head", "_limits", "_most", "_over", "_overdue", "_refused")
+
     def __init__(
         self,
         limits: Limits,

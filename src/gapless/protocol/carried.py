@@ -8,7 +8,6 @@ as the numbers of inbox messages; the messages themselves are in the log.
 from __future__ import annotations
 
 import hashlib
-from collections import deque
 from collections.abc import Iterable
 from dataclasses import dataclass
 from enum import Enum
@@ -42,6 +41,8 @@ _SUBSCRIPTION: Final = "io.modelcontextprotocol/subscriptionId"
 _TOLD_BYTES: Final = 16
 _TO: Final = "subscribe "
 _LISTS: Final = ("tools", "prompts", "resources")
+_NONE: Final[frozenset[RequestId]] = frozenset()
+"""One for all: each empty one would take 216 bytes."""
 
 
 class Phase(Enum):
@@ -134,14 +135,14 @@ class Carried:
         self.lists: tuple[str, ...] = ()
         self.news: tuple[bytes, ...] = ()
         self.orders: dict[str, int] = {}
-        self.waiting: deque[Waiting] = deque()
+        self.waiting: list[Waiting] = []
         self.untaken: tuple[int, ...] = ()
         self.handing = False
         self.answered = False
         self.futile = 0
         self.replaying: list[Waiting] = []
         self.awaited: Waiting | None = None
-        self.unacknowledged: frozenset[RequestId] = frozenset()
+        self.unacknowledged = _NONE
 
     @property
     def mark(self) -> Mark:

@@ -51,6 +51,8 @@ _SSE: Final = SessionState.SSE_ACTIVE
 _PENDING: Final = SessionState.UPGRADE_ACCEPTED_PENDING
 _BOUND: Final = SessionState.WEBSOCKET_BOUND
 _OVER: Final = SessionState.TERMINATED
+_NONE: Final[frozenset[str]] = frozenset()
+"""One for all: each empty one would take 216 bytes."""
 
 TRANSITIONS: Final[dict[tuple[SessionState, Asked], tuple[Do, SessionState]]] = {
     (_SSE, Asked.LISTEN): (Do.SERVE, _SSE),
@@ -95,9 +97,9 @@ class Door:
         """`U`, while its negotiation is pending or its socket bound."""
         self.negotiation = ""
         self.ticket: str | None = None
-        self.shown: frozenset[str] = frozenset()
+        self.shown = _NONE
         """Nonces that were shown the pending acceptance."""
-        self.concluded: frozenset[str] = frozenset()
+        self.concluded = _NONE
         """Nonces whose negotiation ended with a handshake; kept for the session's life (U7)."""
         self.generation = 0
 
@@ -152,7 +154,7 @@ class Door:
         if event is not None:
             self.event = event
         self.concluded |= self.shown
-        self.shown, self.ticket = frozenset(), None
+        self.shown, self.ticket = _NONE, None
         self.generation += 1
         return self.generation
 

@@ -81,7 +81,7 @@ def revive(session: Session, input: Revive, now: float) -> list[Effect]:
         return []
     carried.phase = Phase.REPLAYING
     carried.replaying.extend(input.orders)
-    carried.waiting.extendleft(reversed(input.untaken))
+    carried.waiting[:0] = input.untaken
     carried.untaken = ()
     carried.news = tuple(list_changes(carried.lists)) if "initialize" in carried.told else ()
     return _replay(session, now)
@@ -148,7 +148,7 @@ def hand_over(session: Session) -> list[Effect]:
         return []
     effects: list[Effect] = []
     while carried.waiting and len(effects) < _BATCH:
-        message = carried.waiting.popleft()
+        message = carried.waiting.pop(0)
         first = message.number > session.dispatched
         if first:
             session.note_dispatched(message.number)

@@ -15,6 +15,7 @@ from typing import Final
 
 from gapless.log.base import BelowFloorError
 from gapless.protocol.delivery import Deliver, Delivery, Finish, Wait
+from gapless.server.attached import Wake
 from gapless.server.live import Live
 
 __all__ = ["CHUNK", "Writer", "feed"]
@@ -26,7 +27,7 @@ Writer = Callable[[bytes, bytes], Awaitable[None]]
 """Writes control blocks and event blocks, in that order; returns when the socket takes more."""
 
 
-async def feed(live: Live, delivery: Delivery, wake: asyncio.Event, write: Writer) -> Finish:
+async def feed(live: Live, delivery: Delivery, wake: Wake, write: Writer) -> Finish:
     """Deliver to one connection until it is finished; how it is to be closed is returned.
 
     Raises:

@@ -48,6 +48,7 @@ from gapless.protocol.jsonrpc import Envelope, Kind, RequestId, error_response, 
 from gapless.protocol.record import write_record
 from gapless.protocol.refusal import CLOSE_RESTART, CLOSE_UNAUTHENTICATED, Reason
 from gapless.protocol.session import Commit, Session
+from gapless.server.attached import Attached, Wake
 from gapless.server.lease import Lease
 from gapless.server.observer import Observer, Turn
 from gapless.server.rate import Rate
@@ -79,6 +80,40 @@ class StorageFault(GaplessError):
 
 class Live:
     """One session that this process serves."""
+
+    __slots__ = (
+        "_attached",
+        "_backend",
+        "_backends",
+        "_closed",
+        "_closing",
+        "_committer",
+        "_connections",
+        "_crossing",
+        "_dispatcher",
+        "_dispatches",
+        "_durable",
+        "_lease",
+        "_life",
+        "_observer",
+        "_replayed",
+        "_revivals",
+        "_reviving",
+        "_room",
+        "_spans",
+        "_version",
+        "_waiters",
+        "clock",
+        "failing",
+        "fence",
+        "key",
+        "log",
+        "machine",
+        "name",
+        "principal",
+        "stale",
+        "upgrades",
+    )
 
     def __init__(
         self,
@@ -115,10 +150,8 @@ class Live:
         self._dispatcher: asyncio.Task[None] | None = None
         self._room: asyncio.Event | None = None
         """Where somebody waits for room; that most of these never have to is memory saved."""
-        self._wakes: dict[ConnectionId, asyncio.Event] = {}
+        self._attached: dict[ConnectionId, Attached] = {}
         self._life: dict[ConnectionId, asyncio.Event] = {}
-        self._expiries: dict[ConnectionId, asyncio.TimerHandle] = {}
-        self._cuts: dict[ConnectionId, Callable[[], object]] = {}
         self._connections = 0
         self._closed = False
         self._closing: set[asyncio.Task[None]] = set()
@@ -215,7 +248,7 @@ class Live:
 
     async def _probe(self, delivery: Delivery) -> Verdict:
         connection = delivery.connection
-        if connection not in self._wakes and connection not in self.machine.connections:
+        if connection not in self._attached and connection not in self.machine.connections:
             return Verdict(delivery.generation, alive=False)  # no live process behind the binding
         life = self._life.setdefault(connection, asyncio.Event())
         life.clear()
@@ -243,25 +276,23 @@ class Live:
 
     def attach(
         self, connection: ConnectionId, cut: Callable[[], object], expires: float | None = None
-    ) -> asyncio.Event:
-        """The event that tells a connection to look again; `cut` ends it if it does not end itself.
+    ) -> Wake:
+        """What tells a connection to look again; `cut` ends it if it does not end itself.
 
         At the Unix time `expires` it is told to go, with 4401 on a socket: its token is none any more (§9).
         """
-        self._cuts[connection] = cut
+        expiry = None
         if expires is not None:
             left = max(0.0, expires - time.time())
-            self._expiries[connection] = asyncio.get_running_loop().call_later(left, self._expire, connection)
-        wake = self._wakes[connection] = asyncio.Event()
-        return wake
+            expiry = asyncio.get_running_loop().call_later(left, self._expire, connection)
+        attached = self._attached[connection] = Attached(cut, expiry)
+        return attached.wake
 
     def detach(self, connection: ConnectionId) -> None:
         """The connection is gone."""
-        expiry = self._expiries.pop(connection, None)
-        if expiry is not None:
-            expiry.cancel()
-        self._wakes.pop(connection, None)
-        self._cuts.pop(connection, None)
+        attached = self._attached.pop(connection, None)
+        if attached is not None and attached.expiry is not None:
+            attached.expiry.cancel()
         life = self._life.pop(connection, None)
         self.offer(Dropped(connection))
         if life is not None:
@@ -296,14 +327,14 @@ class Live:
 
     def wake(self) -> None:
         """Let every connection look again."""
-        for event in self._wakes.values():
-            event.set()
-        for connection, delivery in self.machine.connections.items():
-            cut = self._cuts.get(connection)
-            if delivery.close is not None and cut is not None:
+        connections = self.machine.connections
+        for connection, attached in self._attached.items():
+            attached.wake.set()
+            delivery = connections.get(connection)
+            if delivery is not None and delivery.close is not None and attached.cut is not None:
                 # It sees that itself, unless its peer has stopped reading: nobody waits for that (B8).
-                del self._cuts[connection]
-                asyncio.get_running_loop().call_later(_CUT_AFTER, cut)
+                asyncio.get_running_loop().call_later(_CUT_AFTER, attached.cut)
+                attached.cut = None
 
     # The log -------------------------------------------------------------------------------------
 
