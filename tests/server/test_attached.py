@@ -1,4 +1,4 @@
-"""What wakes a connection's loop: nothing is missed between two looks, and nobody who has gone is in the way."""
+"""What wakes a connection's loop: no wake is missed between two looks, and none is given to who has gone."""
 
 from __future__ import annotations
 
