@@ -6,8 +6,8 @@ published to by WebSocket, a message to a frame; Gapless commits them to SQLite 
 there are many sessions the stdio servers of ours are as many processes, whose CPU is not counted, as that of
 Nchan's publisher is not.
 
-nginx and the module are Debian's packages, unpacked into `benchmarks/.build`. The module insists on nginx's own
-directory, which is made where it is not there.
+nginx and the module are Debian's packages, unpacked into `benchmarks/.build`. The module insists on the
+directory that nginx is installed with, which is made where it is not there.
 """
 
 from __future__ import annotations

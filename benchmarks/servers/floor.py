@@ -1,4 +1,4 @@
-"""uvicorn between a socket and an MCP server's pipe, and nothing else: what a call through it costs at least.
+"""uvicorn between a socket and an MCP server's pipe, and nothing else: about the least that a call costs.
 
 Each message is written to one process as it came; of a request, the next line that the process writes is the
 answer, as a single event. No session, no log, no check.
@@ -52,4 +52,5 @@ class Floor:
 
 
 if __name__ == "__main__":
-    uvicorn.run(Floor(), host="127.0.0.1", port=int(sys.argv[1]), log_level="error", lifespan="off")
+    quiet = {"log_level": "error", "access_log": False, "server_header": False, "lifespan": "off"}
+    uvicorn.run(Floor(), host="127.0.0.1", port=int(sys.argv[1]), **quiet)

@@ -52,4 +52,5 @@ class MemoryStore(EventStore):
 
 if __name__ == "__main__":
     app = server.streamable_http_app(event_store=MemoryStore())
-    uvicorn.run(app, host="127.0.0.1", port=int(sys.argv[1]), log_level="warning")
+    quiet = {"log_level": "warning", "access_log": False, "server_header": False}
+    uvicorn.run(app, host="127.0.0.1", port=int(sys.argv[1]), **quiet)

@@ -275,6 +275,16 @@ async def test_a_message_of_exactly_the_limit_passes_and_one_more_byte_does_not(
     assert (got[1]["id"], got[1]["error"]["code"]) == (7, -32603)
 
 
+async def test_a_line_above_the_limit_of_which_only_white_space_was_kept_is_told(
+    start: Open, sink: Recorder, caplog: pytest.LogCaptureFixture
+) -> None:  # W5
+    await start(
+        saying(b" " * 5_000, request(1), b" " * 5_000, b"\n", request(2), b"\n"), max_message_bytes=9_000
+    )
+    assert (await sink.next())["id"] == 2
+    assert "above the limit of 9000" in caplog.text
+
+
 # --- how it ends ------------------------------------------------------------------------
 
 

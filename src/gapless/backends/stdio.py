@@ -171,11 +171,11 @@ class _StdioBackend(Backend):
         run: list[bytes] = []
         of: Envelope | None = None
         for (line, size), (message, said) in zip(found, peek_lines([line for line, _ in found]), strict=True):
-            if said is None:
-                continue  # white space
             told = said
             if size > self._limit:
                 told = MalformedError(f"{size} bytes, which is above the limit of {self._limit}")
+            if told is None:
+                continue  # white space
             if isinstance(told, Envelope) and told.plain:
                 run.append(message)
                 of = of or told

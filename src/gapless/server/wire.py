@@ -204,9 +204,9 @@ async def serve_events(
     async def write(control: bytes, data: bytes) -> None:
         await send({"type": "http.response.body", "body": control + data, "more_body": True})
 
+    raw = [(name.lower().encode(), value.encode()) for name, value in (headers or {}).items()]
     wake = live.attach(delivery.connection, cut, principal.expires)
     watching = asyncio.create_task(watch())
-    raw = [(name.lower().encode(), value.encode()) for name, value in (headers or {}).items()]
     try:
         async with here:
             await send({"type": "http.response.start", "status": 200, "headers": [*_STREAMED, *raw]})
