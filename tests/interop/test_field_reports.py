@@ -1258,7 +1258,7 @@ async def test_a_clients_message_passes_up_to_the_limit_and_above_it_is_refused_
 async def test_a_servers_message_passes_up_to_the_limit_and_above_it_is_an_error_on_its_request(
     serve: Serve, view: str, by: int
 ) -> None:
-    # Row 29. Guard: live.Live.emit, the limit on what a backend says.
+    # Row 29. Guard: carrier.Carrier.emit, the limit on what a backend says.
     server = await serve(max_message_bytes=LIMIT)
     message = padded(lambda pad: result(1, pad=pad), LIMIT + by)
     if view == "stream":

@@ -130,7 +130,7 @@ class Scripted(Backend):
         """Say messages, each in a commit of its own, and wait until they are durable."""
         for message in messages:
             await self.emit(message, related)
-            await soon(self._sink._live.durable())  # type: ignore[attr-defined]
+            await soon(self._sink._carrier._live.durable())  # type: ignore[attr-defined]
 
     async def lose(self, message: str = "it crashed", *untaken: RequestId) -> None:
         """Be gone, without having had the requests in `untaken`."""

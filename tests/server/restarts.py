@@ -136,5 +136,5 @@ async def hold_up(session: Session, third: Any = None) -> None:
     assert (await session.backend.take())["id"] == 1
     gate.clear()
     live = session.server.app.sessions._live[key_of(session.token)]
-    while (await stored(session.server, session)).dispatched < 5 or len(live._dispatches) != 1:
+    while (await stored(session.server, session)).dispatched < 5 or len(live.carrier._dispatches) != 1:
         pass

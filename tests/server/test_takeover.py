@@ -15,7 +15,7 @@ from gapless.protocol.record import read_record
 from gapless.protocol.recovery import FUTILE
 from gapless.protocol.refusal import Refusal
 from gapless.protocol.seam import SessionState
-from gapless.server import live as live_module
+from gapless.server import carrier
 from gapless.server import sessions as sessions_module
 from tests.server.harness import (
     Answer,
@@ -441,12 +441,12 @@ async def test_a_fresh_backend_that_is_another_ends_the_session_on_every_endpoin
 async def test_a_fresh_backend_that_hangs_is_given_up_and_the_next_one_goes_on(
     server: Server, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(live_module, "_BACKOFF", 0.001)
+    monkeypatch.setattr(carrier, "_BACKOFF", 0.001)
     session = await shaken(server)
     stream = await session.events(session.start)
     assert (await stream.message())["id"] == 0
     with monkeypatch.context() as patch:
-        patch.setattr(live_module, "_REPLAY", 0.05)
+        patch.setattr(carrier, "_REPLAY", 0.05)
         await session.backend.lose()
         hanging = await server.backends.opened()
         assert (await session.post(3, request(1))).status == 202
@@ -467,7 +467,7 @@ async def test_a_fresh_backend_that_hangs_is_given_up_and_the_next_one_goes_on(
 async def test_a_backend_that_crashes_again_and_again_is_given_up(
     server: Server, monkeypatch: pytest.MonkeyPatch, how: str
 ) -> None:
-    monkeypatch.setattr(live_module, "_BACKOFF", 0.0001)
+    monkeypatch.setattr(carrier, "_BACKOFF", 0.0001)
     session = await shaken(server)
     stream = await session.events(session.start)
     assert (await stream.message())["id"] == 0
@@ -539,8 +539,8 @@ async def test_a_backend_that_was_being_started_for_a_dead_one_is_closed_again(
 async def test_what_is_meant_for_the_next_backend_is_not_sent_to_one_that_was_given_up_while_it_started(
     server: Server, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(live_module, "_BACKOFF", 0.001)
-    monkeypatch.setattr(live_module, "_REPLAY", 0.05)
+    monkeypatch.setattr(carrier, "_BACKOFF", 0.001)
+    monkeypatch.setattr(carrier, "_REPLAY", 0.05)
     session = await shaken(server)
     opened, go = server.backends.open, asyncio.Event()
     calls: list[int] = []
@@ -556,7 +556,7 @@ async def test_what_is_meant_for_the_next_backend_is_not_sent_to_one_that_was_gi
     await session.backend.lose()
     while live.machine.carried.futile < 1:  # given up, and the next one is being asked for
         await server.ask("GET", "/mcp")
-    monkeypatch.setattr(live_module, "_REPLAY", NEVER)
+    monkeypatch.setattr(carrier, "_REPLAY", NEVER)
     go.set()
     late = await server.backends.opened()
     await soon(late.closed.wait())
@@ -583,7 +583,7 @@ async def test_sessions_that_begin_anew_at_once_are_told_by_turns_what_was_said(
     third = await server.backends.opened()
     assert (await third.take())["method"] == "initialize"
     assert len(server.backends.all) == 3
-    monkeypatch.setattr(live_module, "_REPLAY", 0.05)
+    monkeypatch.setattr(carrier, "_REPLAY", 0.05)
     await third.say(says("replay-1"))
     fourth = await server.backends.opened()  # which says nothing
     await soon(fourth.closed.wait())

@@ -63,7 +63,7 @@ def handed_over_before_it_is_durable(patch: Patch) -> None:
     async def may_hand_over(self: Live, version: int) -> bool:
         return True
 
-    patch.setattr(Live, "_may_hand_over", may_hand_over)
+    patch.setattr(Live, "may_hand_over", may_hand_over)
 
 
 def not_settled_at_a_takeover(patch: Patch) -> None:

@@ -37,9 +37,10 @@ from gapless.protocol.media import JSON, STREAM, media_type
 from gapless.protocol.refusal import CLOSE_GOING_AWAY, CLOSE_OVER, CLOSE_UNSUPPORTED_DATA, Reason, Refusal
 from gapless.protocol.session import View
 from gapless.server.endpoint import Endpoint
+from gapless.server.faults import StorageFault
 from gapless.server.feed import feed
 from gapless.server.intake import message_input, message_number
-from gapless.server.live import Live, StorageFault
+from gapless.server.live import Live
 from gapless.server.wire import (
     RefusedRequest,
     accepts,
@@ -165,7 +166,7 @@ class SessionView(Endpoint):
         return effect or live.machine.refusal(Reason.MALFORMED, "the body holds no message block")
 
     async def _take(self, live: Live, process: str | None, number: int | None, data: bytes) -> Effect:
-        if live.crowded:
+        if live.carrier.crowded:
             return live.machine.refusal(Reason.LIMIT, "the MCP server is behind with what it was sent")
         known = None if number is None else await live.known(number)
         limit = self._limits.max_message_bytes
@@ -382,7 +383,7 @@ class SessionView(Endpoint):
     async def _take_framed(
         self, live: Live, delivery: Delivery, process: str | None, id: str | None, data: bytes
     ) -> None:
-        await live.uncrowded()
+        await live.carrier.uncrowded()
         number = message_number(id)
         known = None if number is None else await live.known(number)
         limit = self._limits.max_message_bytes

@@ -15,7 +15,8 @@ from gapless.protocol.delivery import ConnectionId
 from gapless.protocol.refusal import Reason, Refusal
 from gapless.protocol.session import View
 from gapless.server.access import Access, Challenge
-from gapless.server.live import Live, StorageFault
+from gapless.server.faults import StorageFault
+from gapless.server.live import Live
 from gapless.server.relay import RELAYED, pass_on
 from gapless.server.sessions import Elsewhere, Sessions
 from gapless.server.wire import ClientGoneError, RefusedRequest, read_body, refuse

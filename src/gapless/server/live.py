@@ -11,16 +11,14 @@ import asyncio
 import logging
 import secrets
 import time
-from collections.abc import Awaitable, Callable, Iterable
-from contextlib import suppress
+from collections.abc import Callable
 from typing import Final, TypeVar
 
 from msgspec import structs
 
-from gapless.backends.base import Backend, BackendFactory
-from gapless.errors import BackendError, ConflictError, GaplessError, StorageError
+from gapless.backends.base import BackendFactory
+from gapless.errors import ConflictError, StorageError
 from gapless.log.base import Digest, Entry, Log, SessionKey, Write
-from gapless.protocol.carried import LISTEN, Phase, Waiting
 from gapless.protocol.cursor import Position
 from gapless.protocol.delivery import ConnectionId, Delivery
 from gapless.protocol.inputs import (
@@ -36,33 +34,26 @@ from gapless.protocol.inputs import (
     Input,
     Known,
     Listen,
-    Lost,
     Probing,
     Refused,
-    Revive,
     Serving,
     Upgrade,
     Verdict,
 )
-from gapless.protocol.jsonrpc import Envelope, Kind, RequestId, error_response, peek
 from gapless.protocol.record import write_record
 from gapless.protocol.refusal import CLOSE_RESTART, CLOSE_UNAUTHENTICATED, Reason
 from gapless.protocol.session import Commit, Session
 from gapless.server.attached import Attached, Wake
+from gapless.server.carrier import Carrier
+from gapless.server.faults import StorageFault
 from gapless.server.lease import Lease
 from gapless.server.observer import Observer, Turn
 from gapless.server.rate import Rate
 
-__all__ = ["Live", "StorageFault", "as_write"]
+__all__ = ["Live", "as_write"]
 
 _log: Final = logging.getLogger("gapless.live")
-_PENDING: Final = 1024 * 1024
-"""Bytes not yet durable above which the backend is made to wait."""
 _RETRY_STORAGE: Final = 0.25
-_REPLAY: Final = 30.0
-"""Seconds that a fresh backend has to take what is replayed to it."""
-_BACKOFF: Final = 0.25
-"""Seconds before a backend is started anew that was of no use the last time; four times that the next."""
 _CUT_AFTER: Final = 1.0
 """Seconds that a connection which is to end may take over a write before it is cut."""
 _PROBES: Final = 3
@@ -72,37 +63,22 @@ _UNSEEN: Final = (Emitted, Handed)
 Asking = TypeVar("Asking", Listen, Upgrade, Handshake)
 
 
-class StorageFault(GaplessError):
-    """The log does not take writes now; nothing was acknowledged, and the write is tried again."""
-
-    code = "storage"
-
-
 class Live:
     """One session that this process serves."""
 
     __slots__ = (
         "_attached",
-        "_backend",
-        "_backends",
-        "_closed",
-        "_closing",
         "_committer",
         "_connections",
         "_crossing",
-        "_dispatcher",
-        "_dispatches",
         "_durable",
         "_lease",
         "_life",
         "_observer",
-        "_replayed",
-        "_revivals",
-        "_reviving",
-        "_room",
         "_spans",
         "_version",
         "_waiters",
+        "carrier",
         "clock",
         "failing",
         "fence",
@@ -140,25 +116,14 @@ class Live:
         """The number this process writes under; a higher one in the log shuts it out (N1)."""
         self._lease = lease
         self.clock: Callable[[], float] = asyncio.get_running_loop().time
-        self._backends = backends
-        self._backend: Backend | None = None
+        self.carrier = Carrier(self, backends, revivals)
         self._version = 0
         self._durable = 0
         self._waiters: list[tuple[int, asyncio.Future[None]]] = []
         self._committer: asyncio.Task[None] | None = None
-        self._dispatches: list[tuple[int, Dispatch]] = []
-        self._dispatcher: asyncio.Task[None] | None = None
-        self._room: asyncio.Event | None = None
-        """Where somebody waits for room; that most of these never have to is memory saved."""
         self._attached: dict[ConnectionId, Attached] = {}
         self._life: dict[ConnectionId, asyncio.Event] = {}
         self._connections = 0
-        self._closed = False
-        self._closing: set[asyncio.Task[None]] = set()
-        self._reviving: asyncio.Task[None] | None = None
-        self._revivals = revivals
-        """Held while a fresh backend is told what the last one was."""
-        self._replayed: asyncio.Event | None = None
         self.upgrades = Rate(machine.limits.max_upgrades_per_minute, self.clock())
         self.stale = False
         self.failing = False
@@ -210,15 +175,13 @@ class Live:
         if turned or machine.reason is not over:
             self._observer.saw(self.name, machine, input, effects, over=over, gone=gone)
             self._time_crossing(input, effects)
-        if self._replayed is not None and machine.carried.phase is not Phase.REPLAYING:
-            self._replayed.set()
+        self.carrier.moved()
         self._version += 1
         if self._spans is not None:
             self._spans.saw(input, effects, self._version)
         for effect in effects:
             if isinstance(effect, Dispatch):
-                self._dispatches.append((self._version, effect))
-                self._start_dispatcher()
+                self.carrier.dispatch(self._version, effect)
         self._start_committer()
         if turned:
             self.wake()  # of what the backend does nothing can be told before it is durable
@@ -239,13 +202,6 @@ class Live:
             case _:
                 pass
 
-    async def uncrowded(self) -> None:
-        """Wait until the backend has caught up enough for another message."""
-        while self.crowded and not self._closed and self.machine.reason is None:
-            if self._room is None or self._room.is_set():
-                self._room = asyncio.Event()
-            await self._room.wait()
-
     async def _probe(self, delivery: Delivery) -> Verdict:
         connection = delivery.connection
         if connection not in self._attached and connection not in self.machine.connections:
@@ -260,12 +216,6 @@ class Live:
         except TimeoutError:
             return Verdict(delivery.generation, alive=False)
         return Verdict(delivery.generation, alive=True)
-
-    @property
-    def crowded(self) -> bool:
-        """Whether too many accepted messages wait for the backend."""
-        waiting = len(self._dispatches) + len(self.machine.carried.waiting)
-        return waiting >= self.machine.limits.max_inbox
 
     # Connections ---------------------------------------------------------------------------------
 
@@ -407,7 +357,7 @@ class Live:
         _log.error("session %s: %s", self.name, message)
         self._observer.turned(Turn.ABANDONED, self.name, self.machine)
         self.stale = True
-        self.close_backend()
+        self.carrier.stop()
         self._release(StorageFault(message), everyone=True)
         self.expel(CLOSE_RESTART)
 
@@ -455,48 +405,7 @@ class Live:
 
     # The backend -----------------------------------------------------------------------------------
 
-    def _start_dispatcher(self) -> None:
-        if self._dispatcher is None or self._dispatcher.done():
-            self._dispatcher = asyncio.create_task(self._dispatch())
-
-    async def _dispatch(self) -> None:
-        """Hand accepted messages to the backend, in order, each once and only when durable (N1)."""
-        while self._dispatches:
-            version, item = self._dispatches[0]
-            if not await self._may_hand_over(version) or self.machine.reason is not None or self._closed:
-                return
-            wanted = item.incarnation == self.machine.carried.incarnation
-            try:
-                if wanted and self._backend is None:
-                    await self._start_backend(item.incarnation)
-                    continue  # that took its time: whether this may be handed over is asked again
-                self._dispatches.pop(0)
-                if self._room is not None and not self.crowded:
-                    self._room.set()
-                if not wanted or self._backend is None:
-                    continue  # what it was for is gone, and so the message is settled
-                await self._backend.send(item.data, item.envelope)
-            except BackendError as error:
-                self.lose(error.line, item.incarnation)
-            except Exception as error:
-                _log.exception("session %s: its MCP server failed", self.name)
-                # or its requests would wait for ever (L7)
-                self.lose(f"the MCP server failed: {error}", item.incarnation)
-            if not self._dispatches:
-                self.offer(Handed(item.incarnation))
-
-    async def _start_backend(self, incarnation: int) -> None:
-        """Start a backend; one that nobody wants any more by the time it runs is closed again.
-
-        Raises:
-            BackendError: it cannot be started.
-        """
-        self._backend = await self._backends.open(_Voice(self, incarnation))
-        superseded = incarnation != self.machine.carried.incarnation
-        if superseded or self.stale or self._closed or self.machine.reason is not None:
-            self.close_backend()
-
-    async def _may_hand_over(self, version: int) -> bool:
+    async def may_hand_over(self, version: int) -> bool:
         """Wait until what led to a dispatch is durable and the lease is held; whether both came to be."""
         while True:
             try:
@@ -513,142 +422,16 @@ class Live:
                 if self._durable >= version:
                     return not self.stale
 
-    def emit(
-        self,
-        data: bytes,
-        envelope: Envelope,
-        related: RequestId | None,
-        incarnation: int,
-        more: tuple[bytes, ...],
-    ) -> Awaitable[None] | None:
-        """The backend's incarnation of that number emitted a message; what to wait for before the next."""
-        machine = self.machine
-        limit = machine.limits.max_message_bytes
-        if len(data) > limit:
-            return self._refuse_large(len(data), envelope, incarnation)
-        if more and max(map(len, more)) > limit:
-            self._warn_large(max(map(len, more)))
-            more = tuple(line for line in more if len(line) <= limit)
-        self.offer(Emitted(data, envelope, related, incarnation, more))
-        return self._uncommitted() if machine.outbox.pending > _PENDING else None
-
-    async def _uncommitted(self) -> None:
-        while self.machine.outbox.pending > _PENDING and not self.stale:
-            with suppress(StorageFault):  # it is being tried again; until then the backend waits
-                await self.durable()
-
-    def _warn_large(self, size: int) -> str:
-        limit = self.machine.limits.max_message_bytes
-        text = f"the server's message of {size} bytes is above the limit of {limit}"
-        _log.warning("session %s: %s", self.name, text)
-        return text
-
-    async def _refuse_large(self, size: int, envelope: Envelope, incarnation: int) -> None:
-        """W5: above the limit nothing is sent; a result becomes an error on its own request."""
-        text = self._warn_large(size)
-        error = error_response(envelope.id, -32603, text, {"reason": Reason.TOO_LARGE.value})
-        match envelope.kind:
-            case Kind.RESPONSE:
-                self.offer(Emitted(error, Envelope(Kind.RESPONSE, id=envelope.id), None, incarnation))
-            case Kind.REQUEST if self._backend is not None:
-                await self._backend.send(error, Envelope(Kind.RESPONSE, id=envelope.id))
-            case _:
-                pass
-
-    def lose(self, message: str, incarnation: int, untaken: frozenset[RequestId] = frozenset()) -> None:
-        """The backend of that number is gone: what it had is settled, and a fresh one begins (L7, N2)."""
-        if incarnation != self.machine.carried.incarnation or self.machine.carried.phase is Phase.DOWN:
-            return
-        _log.warning("session %s: %s", self.name, message)
-        self.close_backend()
-        unsent = (item.envelope for _, item in self._dispatches if item.incarnation == incarnation)
-        untaken |= {
-            envelope.id for envelope in unsent if envelope.kind is Kind.REQUEST and envelope.id is not None
-        }
-        self.offer(Lost(message, untaken=untaken))
-        self._go_on()
-
-    async def take_over(self) -> None:
-        """Go on with a session of an earlier process, which is gone with its backend (N2).
-
-        Raises:
-            StorageFault: the log refused it just now.
-        """
-        try:
-            await self.put(Lost("the server was restarted, and its MCP server with it", taken_over=True))
-        finally:
-            self._go_on()
-
-    def _go_on(self) -> None:
-        if self.machine.reason is None and not self._closed:
-            self._reviving = asyncio.create_task(self._revive())
-
-    async def _revive(self) -> None:
-        """Start a fresh backend with what the last one was told."""
-        carried = self.machine.carried
-        incarnation = carried.incarnation
-        if carried.futile:
-            await asyncio.sleep(_BACKOFF * 4 ** (carried.futile - 1))
-        revival: Revive | None = None
-        while revival is None:
-            try:
-                await self.durable()
-                revival = Revive(await self._orders(), await self._entries(carried.untaken))
-            except (StorageFault, StorageError):
-                if self.stale:
-                    return
-                await asyncio.sleep(_RETRY_STORAGE)
-        # Where all sessions begin anew at once, each is to have its time, or all of them would be late.
-        async with self._revivals:
-            self._replayed = asyncio.Event()
-            self.offer(revival)
-            with suppress(TimeoutError):
-                async with asyncio.timeout(_REPLAY):
-                    await self._replayed.wait()
-        self._give_up(incarnation)
-
-    async def _orders(self) -> tuple[Waiting, ...]:
-        """What a fresh backend is told, in the order in which the client said it."""
-        machine = self.machine
-        listens = (request.number for request in machine.inbox.open.values() if request.method == LISTEN)
-        told = {n for n in (*machine.carried.orders.values(), *listens) if n <= machine.dispatched}
-        return await self._entries(told)
-
-    async def _entries(self, numbers: Iterable[int]) -> tuple[Waiting, ...]:
-        """Messages as the log has them, in order."""
-        found = [await self.log.entries(self.key, number - 1, 1) for number in sorted(numbers)]
-        return tuple(Waiting(entry.number, entry.data, peek(entry.data)) for (entry,) in found)
-
-    def _give_up(self, incarnation: int) -> None:
-        carried = self.machine.carried
-        if carried.incarnation == incarnation and carried.phase is Phase.REPLAYING:
-            message = f"a fresh MCP server did not take in {_REPLAY:.0f} s what the last one had been told"
-            self.lose(message, incarnation)
-
     async def end(self, reason: Reason, message: str = "") -> list[Effect]:
         """End the session; its backend is closed behind it."""
         try:
             return await self.put(End(reason, message))
         finally:
-            self.close_backend()
-
-    def close_backend(self) -> None:
-        """Begin to close the backend, if there is one; that is bounded, and `close` waits for it."""
-        backend, self._backend = self._backend, None
-        if backend is not None:
-            closing = asyncio.create_task(backend.close())
-            self._closing.add(closing)
-            closing.add_done_callback(self._closing.discard)
+            self.carrier.stop()
 
     async def close(self) -> None:
         """Stop serving: finish what is being committed, close the backend."""
-        self._closed = True
-        tasks = [task for task in (self._dispatcher, self._reviving) if task is not None]
-        for task in tasks:
-            task.cancel()
-        self.close_backend()
-        await asyncio.gather(*tasks, return_exceptions=True)  # one may be starting a backend
-        await asyncio.gather(*self._closing)
+        await self.carrier.close()
         if self._committer is not None:
             try:
                 async with asyncio.timeout(2.0):
@@ -658,22 +441,6 @@ class Live:
         spans, self._spans = self._spans, None
         if spans is not None:
             spans.close()
-
-
-class _Voice:
-    """One incarnation of a backend, as its session hears it (`Sink`)."""
-
-    def __init__(self, live: Live, incarnation: int) -> None:
-        self._live = live
-        self._incarnation = incarnation
-
-    def emit(
-        self, data: bytes, envelope: Envelope, related: RequestId | None, more: tuple[bytes, ...] = ()
-    ) -> Awaitable[None] | None:
-        return self._live.emit(data, envelope, related, self._incarnation, more)
-
-    async def lost(self, message: str, untaken: frozenset[RequestId] = frozenset()) -> None:
-        self._live.lose(message, self._incarnation, untaken)
 
 
 def as_write(commit: Commit, record: bytes | None, fence: int) -> Write:

@@ -26,8 +26,9 @@ from gapless.protocol.record import Retained, read_record, restore, write_record
 from gapless.protocol.refusal import CLOSE_UNAUTHENTICATED, Reason, Refusal
 from gapless.protocol.session import Session, View
 from gapless.protocol.settings import Limits
+from gapless.server.faults import StorageFault
 from gapless.server.lease import Lease
-from gapless.server.live import Live, StorageFault
+from gapless.server.live import Live
 from gapless.server.observer import Observer, Turn
 from gapless.server.relay import Reach, bury, reachable
 
@@ -237,7 +238,7 @@ class Sessions:
                 return Elsewhere(owner.address, partial(self.lease.silence, owner.id))
             with suppress(ConflictError):  # somebody else was faster
                 live = await self._own(stored)
-                await (live.end(Reason.SESSION_EXPIRED) if expire else live.take_over())
+                await (live.end(Reason.SESSION_EXPIRED) if expire else live.carrier.take_over())
                 return live
         raise StorageError("this session's owner keeps changing", hint="try again")
 

@@ -121,7 +121,7 @@ class StreamView(Endpoint):
             token, live = await self._open_session(View.STREAM, principal)
         else:
             live, token = self._need(live), headers[_SESSION]
-        if live.crowded:
+        if live.carrier.crowded:
             raise RefusedRequest(live.machine.refusal(Reason.LIMIT, "the MCP server is behind").refusal)
         await self._take(live, principal, token, looked, primes(revision), receive, send)
 
