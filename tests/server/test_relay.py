@@ -797,6 +797,26 @@ async def test_an_owner_given_up_after_its_first_answer_is_one_that_goes(
 
 
 @pytest.mark.rule("N1")
+@pytest.mark.parametrize("kind", ["http.response", "websocket.http.response"])
+async def test_an_answer_that_says_how_long_it_is_does_not_begin_without_its_body(
+    owner: Owner, passing: Pass, given_up: asyncio.Future[None], kind: str
+) -> None:
+    """It could not be ended: so whoever goes on answers instead."""
+    asked = body(b"one") if kind == "http.response" else CONNECT
+    client = Client(asked)
+    exchange = passing(client, scope_of(kind.partition(".")[0]))
+    _, receive, send = await owner.asked()
+    await receive()
+    await send({"type": f"{kind}.start", "status": 202, "headers": [(b"Content-Length", b"2")]})
+    await turns(100)
+    assert client.untold
+    given_up.set_result(None)
+    again = await soon(exchange)
+    assert again is not None
+    assert await soon(again()) == asked
+
+
+@pytest.mark.rule("N1")
 async def test_an_owner_given_up_before_is_not_asked(
     owner: Owner, passing: Pass, given_up: asyncio.Future[None]
 ) -> None:

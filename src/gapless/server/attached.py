@@ -4,8 +4,10 @@ from __future__ import annotations
 
 import asyncio
 from collections.abc import Callable
+from contextlib import suppress
+from types import TracebackType
 
-__all__ = ["Attached", "Wake"]
+__all__ = ["Attached", "Cuttable", "Wake"]
 
 
 class Wake:
@@ -35,6 +37,39 @@ class Wake:
                 await self._waiter
             finally:
                 self._waiter = None
+
+
+class Cuttable:
+    """A block that its own task runs, and that others may cut short, at any time and more than once.
+
+    One that was is left as if it had come to its end: `async with cuttable: …`, from which no
+    cancellation gets out but those of others.
+    """
+
+    __slots__ = ("_scope",)
+
+    def __init__(self) -> None:
+        self._scope = asyncio.timeout(None)
+
+    def cut(self) -> None:
+        """Have it end now; without effect where it has."""
+        with suppress(RuntimeError):
+            self._scope.reschedule(asyncio.get_running_loop().time())
+
+    async def __aenter__(self) -> None:
+        await self._scope.__aenter__()
+
+    async def __aexit__(
+        self,
+        exc_type: type[BaseException] | None,
+        exc: BaseException | None,
+        traceback: TracebackType | None,
+    ) -> bool:
+        try:
+            await self._scope.__aexit__(exc_type, exc, traceback)
+        except TimeoutError:
+            return True  # it was cut: one that was raised within is not raised here again
+        return False
 
 
 class Attached:

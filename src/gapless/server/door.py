@@ -36,6 +36,7 @@ from gapless.protocol.inputs import (
 from gapless.protocol.media import JSON, STREAM, media_type
 from gapless.protocol.refusal import CLOSE_GOING_AWAY, CLOSE_OVER, CLOSE_UNSUPPORTED_DATA, Reason, Refusal
 from gapless.protocol.session import View
+from gapless.server.attached import Cuttable
 from gapless.server.endpoint import Endpoint
 from gapless.server.faults import StorageFault
 from gapless.server.feed import feed
@@ -325,13 +326,15 @@ class SessionView(Endpoint):
             except RuntimeError:
                 return CLOSE_GOING_AWAY  # uvicorn's word for a peer that went before the 101 was written
 
+        reading = Cuttable()
         writer = asyncio.create_task(deliver())
-        reader = asyncio.create_task(self._read(live, delivery, process, receive))
+        writer.add_done_callback(lambda _: reading.cut())
+        code: int | None = None
         try:
-            await asyncio.wait({writer, reader}, return_when=asyncio.FIRST_COMPLETED)
-            code = None if not writer.done() or writer.cancelled() else writer.result()
-            if code is None and reader.done():
-                code = reader.result()
+            async with reading:
+                code = await self._read(live, delivery, process, receive)
+            if writer.done() and not writer.cancelled():
+                code = writer.result()
             if code is not None:
                 writer.cancel()
                 with suppress(TimeoutError, RuntimeError):  # uvicorn's word for a socket that it has closed
@@ -340,9 +343,8 @@ class SessionView(Endpoint):
                         await send({"type": "websocket.close", "code": code, "reason": reason or ""})
         finally:
             live.detach(delivery.connection)
-            for task in (writer, reader):
-                task.cancel()
-            await asyncio.gather(writer, reader, return_exceptions=True)
+            writer.cancel()
+            await asyncio.gather(writer, return_exceptions=True)
 
     async def _read(
         self, live: Live, delivery: Delivery, process: str | None, receive: Receive

@@ -275,7 +275,8 @@ async def pass_on(
     what it had been sent is kept for that, up to `limit` bytes of body. Of a longer body, and of a
     scope or message too large for a frame, nothing is kept: the client is refused with 503. The owner
     may have acted on what it was sent; the log knows. If it goes later, what it has begun is ended: a
-    response with an empty body, a WebSocket with 1012.
+    response with an empty body, a WebSocket with 1012. A response that says how long it is has not begun
+    before its body comes.
 
     Args:
         given_up: done when the owner is not to be waited for any longer.
@@ -360,19 +361,28 @@ class _Passage:
             link.cut()
 
     async def _fetch(self, link: _Link) -> None:
-        """What comes from the owner."""
+        """What comes from the owner.
+
+        An answer that says how long it is goes out with its body: without that it could not be ended.
+        """
+        begun: list[Message] = []
         while (message := await link.get()) is not None:
+            begun.append(message)
             kind, _, part = message["type"].rpartition(".")
+            if part == "start" and any(name.lower() == b"content-length" for name, _ in message["headers"]):
+                continue
             self._answered, self._taken = True, None
             if kind == "websocket":
                 self._end = {"type": "websocket.close", "code": CLOSE_RESTART}
             else:
                 self._end = {"type": f"{kind}.body", "body": b""}
             try:
-                await self._send(message)
+                for said in begun:
+                    await self._send(said)
             except Exception:  # each server has its own for a client that is gone
                 self._gone = True
                 return
+            begun.clear()
             if part == "close" or (part == "body" and not message.get("more_body", False)):
                 self._end = None
 

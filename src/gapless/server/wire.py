@@ -17,6 +17,7 @@ from gapless.protocol.delivery import Delivery
 from gapless.protocol.jsonrpc import RequestId
 from gapless.protocol.media import JSON, STREAM
 from gapless.protocol.refusal import Reason, Refusal
+from gapless.server.attached import Cuttable
 from gapless.server.feed import feed
 from gapless.server.live import Live
 
@@ -187,35 +188,27 @@ async def serve_events(
     headers: Mapping[str, str] | None = None,
 ) -> None:
     """Answer with an event stream: headers at once, then the loop, until it ends or the client goes."""
-    loop = asyncio.get_running_loop()
-    here = asyncio.timeout(None)
-
-    def cut() -> None:
-        with suppress(RuntimeError):  # it has ended by itself meanwhile
-            here.reschedule(loop.time())
+    serving = Cuttable()
 
     async def watch() -> None:
         try:
             while (await receive())["type"] != "http.disconnect":
                 pass
         finally:
-            cut()
+            serving.cut()
 
     async def write(control: bytes, data: bytes) -> None:
         await send({"type": "http.response.body", "body": control + data, "more_body": True})
 
     raw = [(name.lower().encode(), value.encode()) for name, value in (headers or {}).items()]
-    wake = live.attach(delivery.connection, cut, principal.expires)
+    wake = live.attach(delivery.connection, serving.cut, principal.expires)
     watching = asyncio.create_task(watch())
     try:
-        async with here:
+        async with serving:
             await send({"type": "http.response.start", "status": 200, "headers": [*_STREAMED, *raw]})
             with suppress(StorageError):  # the stream ends; its client resumes, and is told `storage`
                 await feed(live, delivery, wake, write)
             await send({"type": "http.response.body", "body": b"", "more_body": False})
-    except TimeoutError:
-        if not here.expired():
-            raise
     finally:
         live.detach(delivery.connection)
         watching.cancel()
