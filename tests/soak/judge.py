@@ -54,7 +54,7 @@ BOUNDS: Final[Mapping[str, Bound]] = {
     "log": Bound(
         4 * MIB,
         None,
-        "a file is as large as its fullest moment, and what ended is taken out of it once a minute",
+        "what ended is taken out of it once a minute",
     ),
 }
 """What is watched."""

@@ -1,10 +1,11 @@
-"""What a server process holds, looked at from outside: /proc, its log file, its own /metrics."""
+"""What a server process holds, looked at from outside: /proc, its log, its own /metrics."""
 
 from __future__ import annotations
 
 import asyncio
 import os
 import re
+import sqlite3
 import time
 from collections import defaultdict
 from contextlib import suppress
@@ -61,12 +62,13 @@ class Sampler:
         self.series: defaultdict[str, list[tuple[float, float]]] = defaultdict(list)
         self._metrics = httpx2.URL(url).join("/metrics")
         self._pid = pid
-        self._log = log
+        self._log = sqlite3.connect(log, isolation_level=None)
         self._began = time.monotonic()
         self._http = httpx2.AsyncClient(trust_env=False, timeout=30.0)
 
     async def close(self) -> None:
         """Look no more."""
+        self._log.close()
         await self._http.aclose()
 
     async def run(self) -> None:
@@ -81,15 +83,22 @@ class Sampler:
         """What there is now."""
         text = (await self._http.get(self._metrics)).text
         status = _status(self._pid)
-        files = [self._log.with_name(self._log.name + end) for end in ("", "-wal", "-shm")]
         return {
             "memory": status["VmRSS"] * 1024,
             "descriptors": len(os.listdir(f"/proc/{self._pid}/fd")),
             "threads": status["Threads"],
             "children": len(descendants(self._pid)),
-            "log": sum(file.stat().st_size for file in files if file.exists()),
+            "log": self._used(),
             **{name: gauge for name, metric in _GAUGES.items() if (gauge := _sum(text, metric)) is not None},
         }
+
+    def _used(self) -> int:
+        """Bytes of the log that hold something: its file is as large as its fullest moment was."""
+        page, pages, free = (
+            self._log.execute(f"PRAGMA {of}").fetchone()[0]
+            for of in ("page_size", "page_count", "freelist_count")
+        )
+        return page * (pages - free)
 
 
 def _sum(text: str, metric: str) -> float | None:

@@ -40,8 +40,10 @@ _GRACE: Final = 2
 """Seconds that connections may take to end after they were told to."""
 _PATIENCE: Final = 4.0
 """Seconds after which the process leaves whatever still runs."""
-_TRIMMED_EVERY: Final = 60.0
-"""Seconds between two times that freed memory goes back to the system."""
+_TRIMMED_EVERY: Final = 10.0
+"""Seconds between two times that freed memory goes back to the system, at least."""
+_TRIMMING: Final = 0.001
+"""The share of time that this takes at most: 0.2 ms with a heap of 100 MB, 70 ms with one of 1 GB."""
 
 
 def bind(host: str, port: int) -> socket.socket:
@@ -185,7 +187,7 @@ async def _serve(app: Gapless, listening: socket.socket, started: Callable[[], N
 
 
 def give_back_memory(stopping: threading.Event, every: float = _TRIMMED_EVERY) -> None:
-    """Have the C library give the pages that it holds and nobody uses back to the system, now and then.
+    """Have the C library give pages that it holds and nobody uses back to the system, every so many seconds.
 
     glibc does so by itself with the end of its heap only. What long messages leave between things that stay
     is used again, but never given back: a third of the heap after an hour of them.
@@ -194,8 +196,11 @@ def give_back_memory(stopping: threading.Event, every: float = _TRIMMED_EVERY) -
         trim = ctypes.CDLL(None).malloc_trim
     except (OSError, AttributeError):
         return  # another C library, with manners of its own
-    while not stopping.wait(every):
+    pause = every
+    while not stopping.wait(pause):
+        began = time.perf_counter()
         trim(0)
+        pause = max(every, (time.perf_counter() - began) / _TRIMMING)
 
 
 def _leave_in_time(stopping: threading.Event) -> None:
