@@ -6,6 +6,7 @@ import asyncio
 import gc
 import os
 import resource
+import weakref
 from collections import Counter
 from collections.abc import AsyncGenerator
 from contextlib import asynccontextmanager
@@ -112,3 +113,17 @@ async def test_a_hundred_thousand_sessions_leave_file_and_memory_flat(
     tally(Counter(bytes=late, KiB=after), "at the end")
     assert max(size for size, _ in found[len(found) // 10 :]) <= 1.1 * max(size for size, _ in found[:100])
     assert after - before < 16 * 1024
+
+
+async def test_a_session_that_was_let_go_is_not_left_for_the_garbage_collector(tmp_path: Path) -> None:
+    async with sessions_on(SqliteLog(tmp_path / "log.db", synchronous="off")) as sessions:
+        await live_and_end(sessions)
+        (gone,) = [weakref.ref(live.machine) for live in sessions.all()]
+        gc.disable()
+        try:
+            await sessions.clean(0.0)
+            await asyncio.gather(*sessions._leaving)  # pyright: ignore[reportPrivateUsage]
+            await asyncio.sleep(0)
+            assert gone() is None
+        finally:
+            gc.enable()

@@ -19,6 +19,7 @@ import asyncio
 import json
 import random
 import secrets
+import sqlite3
 import sys
 import tempfile
 from dataclasses import asdict, dataclass, field
@@ -32,7 +33,7 @@ from rich.table import Table
 from gapless.cli.target import serving
 from gapless.torture.door import DoorSession
 from gapless.torture.trial import Target, Trace
-from tests.soak.judge import grown, judge_growth, judge_rest
+from tests.soak.judge import BOUNDS, grown, judge_growth, judge_rest
 from tests.soak.lives import EXPIRY, LIVES, OPTIONS, RESIDENTS, TOMBSTONE, World
 from tests.soak.sampling import Sampler
 
@@ -81,7 +82,7 @@ async def _half(name: str, seconds: float, seed: str, folder: Path) -> Half:
         sampler, half = Sampler(url, pid, log), Half()
         try:
             await _watched(name, world, sampler, half, seconds)
-        except (httpx2.HTTPError, OSError, ValueError) as error:
+        except (httpx2.HTTPError, OSError, sqlite3.Error, ValueError) as error:
             half.wrong.append(f"the server cannot be looked at: {type(error).__name__}: {error}")
         half.wrong += world.findings
         half.counts |= sorted(world.counts.items())
@@ -105,7 +106,7 @@ async def _watched(name: str, world: World, sampler: Sampler, half: Half, second
         if not task.cancelled():
             task.result()  # it should not have ended
     half.rest = await _rest(sampler, before)
-    half.series = {of: asdict(grown(samples)) for of, samples in sampler.series.items()}
+    half.series = {of: asdict(grown(samples, BOUNDS[of].at)) for of, samples in sampler.series.items()}
     half.wrong += judge_growth(sampler.series) + judge_rest(before, half.rest)
     half.wrong += await _graves(world, half)
 

@@ -63,6 +63,7 @@ class Sampler:
         self._metrics = httpx2.URL(url).join("/metrics")
         self._pid = pid
         self._log = sqlite3.connect(log, isolation_level=None)
+        self._wal = log.with_name(f"{log.name}-wal")
         self._began = time.monotonic()
         self._http = httpx2.AsyncClient(trust_env=False, timeout=30.0)
 
@@ -89,16 +90,15 @@ class Sampler:
             "threads": status["Threads"],
             "children": len(descendants(self._pid)),
             "log": self._used(),
+            "wal": self._wal.stat().st_size,
             **{name: gauge for name, metric in _GAUGES.items() if (gauge := _sum(text, metric)) is not None},
         }
 
     def _used(self) -> int:
         """Bytes of the log that hold something: its file is as large as its fullest moment was."""
-        page, pages, free = (
-            self._log.execute(f"PRAGMA {of}").fetchone()[0]
-            for of in ("page_size", "page_count", "freelist_count")
-        )
-        return page * (pages - free)
+        pages = "pragma_page_size, pragma_page_count, pragma_freelist_count"
+        size, count, free = self._log.execute(f"SELECT * FROM {pages}").fetchone()
+        return size * (count - free)
 
 
 def _sum(text: str, metric: str) -> float | None:

@@ -198,9 +198,9 @@ def give_back_memory(stopping: threading.Event, every: float = _TRIMMED_EVERY) -
         return  # another C library, with manners of its own
     pause = every
     while not stopping.wait(pause):
-        began = time.perf_counter()
+        began = time.thread_time()  # not that of waiting for others
         trim(0)
-        pause = max(every, (time.perf_counter() - began) / _TRIMMING)
+        pause = max(every, (time.thread_time() - began) / _TRIMMING)
 
 
 def _leave_in_time(stopping: threading.Event) -> None:

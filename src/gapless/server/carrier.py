@@ -46,7 +46,8 @@ class Carrier:
         "_closing",
         "_dispatcher",
         "_dispatches",
-        "_live",
+        "_its",
+        "_machine",
         "_replayed",
         "_revivals",
         "_reviving",
@@ -54,7 +55,8 @@ class Carrier:
     )
 
     def __init__(self, live: Live, backends: BackendFactory, revivals: asyncio.Semaphore) -> None:
-        self._live = live
+        self._its: Live | None = live
+        self._machine = live.machine
         self._backends = backends
         self._backend: Backend | None = None
         self._dispatches: list[tuple[int, Dispatch]] = []
@@ -67,23 +69,30 @@ class Carrier:
         self._closing: set[asyncio.Task[None]] = set()
         self._closed = False
 
+    @property
+    def _live(self) -> Live:
+        assert self._its is not None, "nothing is done here once it is closed"
+        return self._its
+
     # To the backend ------------------------------------------------------------------------------
 
     @property
     def crowded(self) -> bool:
         """Whether too many accepted messages wait for the backend."""
-        waiting = len(self._dispatches) + len(self._live.machine.carried.waiting)
-        return waiting >= self._live.machine.limits.max_inbox
+        waiting = len(self._dispatches) + len(self._machine.carried.waiting)
+        return waiting >= self._machine.limits.max_inbox
 
     async def uncrowded(self) -> None:
         """Wait until the backend has caught up enough for another message."""
-        while self.crowded and not self._closed and self._live.machine.reason is None:
+        while self.crowded and not self._closed and self._machine.reason is None:
             if self._room is None or self._room.is_set():
                 self._room = asyncio.Event()
             await self._room.wait()
 
     def dispatch(self, version: int, item: Dispatch) -> None:
         """Hand a message to the backend once what led to it, up to `version`, is durable."""
+        if self._closed:
+            return
         self._dispatches.append((version, item))
         if self._dispatcher is None or self._dispatcher.done():
             self._dispatcher = asyncio.create_task(self._dispatch())
@@ -138,7 +147,9 @@ class Carrier:
         more: tuple[bytes, ...],
     ) -> Awaitable[None] | None:
         """The backend's incarnation of that number emitted a message; what to wait for before the next."""
-        machine = self._live.machine
+        if self._its is None:
+            return None  # nobody hears it any more
+        machine = self._machine
         limit = machine.limits.max_message_bytes
         if len(data) > limit:
             return self._refuse_large(len(data), envelope, incarnation)
@@ -177,9 +188,8 @@ class Carrier:
 
     def lose(self, message: str, incarnation: int, untaken: frozenset[RequestId] = frozenset()) -> None:
         """The backend of that number is gone: what it had is settled, and a fresh one begins (L7, N2)."""
-        live = self._live
-        carried = live.machine.carried
-        if incarnation != carried.incarnation or carried.phase is Phase.DOWN:
+        live, carried = self._its, self._machine.carried
+        if live is None or incarnation != carried.incarnation or carried.phase is Phase.DOWN:
             return
         _log.warning("session %s: %s", live.name, message)
         self.stop()
@@ -203,7 +213,7 @@ class Carrier:
             self._go_on()
 
     def _go_on(self) -> None:
-        if self._live.machine.reason is None and not self._closed:
+        if self._machine.reason is None and not self._closed:
             self._reviving = asyncio.create_task(self._revive())
 
     async def _revive(self) -> None:
@@ -235,7 +245,7 @@ class Carrier:
 
     def moved(self) -> None:
         """The session has taken an input: a fresh backend may have been told all."""
-        if self._replayed is not None and self._live.machine.carried.phase is not Phase.REPLAYING:
+        if self._replayed is not None and self._machine.carried.phase is not Phase.REPLAYING:
             self._replayed.set()
 
     async def _orders(self) -> tuple[Waiting, ...]:
@@ -268,6 +278,7 @@ class Carrier:
         self.stop()
         await asyncio.gather(*tasks, return_exceptions=True)  # one may be starting a backend
         await asyncio.gather(*self._closing)
+        self._its = None  # or the two would hold each other until the garbage is looked for
 
 
 class _Voice:

@@ -369,7 +369,9 @@ class _Passage:
         while (message := await link.get()) is not None:
             begun.append(message)
             kind, _, part = message["type"].rpartition(".")
-            if part == "start" and any(name.lower() == b"content-length" for name, _ in message["headers"]):
+            if part == "start" and any(
+                name.lower() == b"content-length" for name, _ in message.get("headers", ())
+            ):
                 continue
             self._answered, self._taken = True, None
             if kind == "websocket":
