@@ -86,8 +86,8 @@ def grown(samples: Samples, at: float = 0.5) -> Growth:
     """The growth over the last two thirds of a run.
 
     A quantile of each of twelve windows, by default the median, stands for what was seen in it, so that a
-    peak counts for nothing; the slope is Theil's and Sen's, the median of those between any two windows, so that a
-    step does as little.
+    peak counts for nothing. The slope is Theil's and Sen's, the median of those between any two windows, so
+    that a step does as little.
 
     Raises:
         ValueError: there are too few samples to say.
