@@ -46,7 +46,7 @@ class Carrier:
         "_closing",
         "_dispatcher",
         "_dispatches",
-        "_its",
+        "_held",
         "_machine",
         "_replayed",
         "_revivals",
@@ -55,7 +55,8 @@ class Carrier:
     )
 
     def __init__(self, live: Live, backends: BackendFactory, revivals: asyncio.Semaphore) -> None:
-        self._its: Live | None = live
+        self._held: Live | None = live
+        """Let go of in the end: the two would hold each other until the garbage is looked for."""
         self._machine = live.machine
         self._backends = backends
         self._backend: Backend | None = None
@@ -71,8 +72,8 @@ class Carrier:
 
     @property
     def _live(self) -> Live:
-        assert self._its is not None, "nothing is done here once it is closed"
-        return self._its
+        assert self._held is not None, "nothing of the kind is done once this is closed"
+        return self._held
 
     # To the backend ------------------------------------------------------------------------------
 
@@ -147,7 +148,7 @@ class Carrier:
         more: tuple[bytes, ...],
     ) -> Awaitable[None] | None:
         """The backend's incarnation of that number emitted a message; what to wait for before the next."""
-        if self._its is None:
+        if self._held is None:
             return None  # nobody hears it any more
         machine = self._machine
         limit = machine.limits.max_message_bytes
@@ -188,7 +189,7 @@ class Carrier:
 
     def lose(self, message: str, incarnation: int, untaken: frozenset[RequestId] = frozenset()) -> None:
         """The backend of that number is gone: what it had is settled, and a fresh one begins (L7, N2)."""
-        live, carried = self._its, self._machine.carried
+        live, carried = self._held, self._machine.carried
         if live is None or incarnation != carried.incarnation or carried.phase is Phase.DOWN:
             return
         _log.warning("session %s: %s", live.name, message)
@@ -278,7 +279,7 @@ class Carrier:
         self.stop()
         await asyncio.gather(*tasks, return_exceptions=True)  # one may be starting a backend
         await asyncio.gather(*self._closing)
-        self._its = None  # or the two would hold each other until the garbage is looked for
+        self._held = None
 
 
 class _Voice:
