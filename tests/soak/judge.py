@@ -56,12 +56,13 @@ BOUNDS: Final[Mapping[str, Bound]] = {
     "tasks": Bound(24, 4, "a few for each session and connection; at rest, those of our look at /metrics"),
     "sessions": Bound(6, 0, "how many there are at a time is chance"),
     "connections": Bound(4, 0, "how many there are at a time is chance"),
-    "log": Bound(
-        4 * MIB,
+    "graves": Bound(
+        40,
         None,
-        "what ended is taken out of it once a minute",
+        "sessions in the log: what is over is taken out once a minute, and how many that are is chance",
         at=_TROUGH,
     ),
+    "segments": Bound(3_000, None, "as many as a minute's sessions have, of some 80 each", at=_TROUGH),
     "wal": Bound(4 * MIB, None, "it is as large as the largest commits between two checkpoints were"),
 }
 """What is watched."""

@@ -89,16 +89,15 @@ class Sampler:
             "descriptors": len(os.listdir(f"/proc/{self._pid}/fd")),
             "threads": status["Threads"],
             "children": len(descendants(self._pid)),
-            "log": self._used(),
+            "graves": self._count("session"),
+            "segments": self._count("segment"),
             "wal": self._wal.stat().st_size,
             **{name: gauge for name, metric in _GAUGES.items() if (gauge := _sum(text, metric)) is not None},
         }
 
-    def _used(self) -> int:
-        """Bytes of the log that hold something: its file is as large as its fullest moment was."""
-        pages = "pragma_page_size, pragma_page_count, pragma_freelist_count"
-        size, count, free = self._log.execute(f"SELECT * FROM {pages}").fetchone()
-        return size * (count - free)
+    def _count(self, table: str) -> int:
+        """Rows of the log: of its inboxes none, for they are kept for as long as their sessions live."""
+        return self._log.execute(f"SELECT count(*) FROM {table}").fetchone()[0]
 
 
 def _sum(text: str, metric: str) -> float | None:

@@ -55,18 +55,20 @@ def test_a_leak_in_the_noise_is_found(seed: int) -> None:
     assert told.startswith("memory grew by")
 
 
-def wandering(floor: Callable[[int], float], seed: int) -> Callable[[int], float]:
-    """What is in flight, above a floor: as good as nothing, or more and more of it."""
-    rng = random.Random(seed)
-    return lambda at: floor(at) + (0.0 if rng.random() < 0.25 else rng.uniform(0, 8 + at / 100) * MIB)
-
-
-@pytest.mark.parametrize("name", ["memory", "log"])
+@pytest.mark.parametrize("name", ["memory", "graves", "segments"])
 @pytest.mark.parametrize("seed", range(5))
 def test_what_happens_to_be_in_flight_is_no_growth_and_a_leak_beneath_it_is(name: str, seed: int) -> None:
-    assert judge_growth({name: series(HOUR, wandering(lambda _: 90 * MIB, seed))}) == []
-    leaking = series(HOUR, wandering(lambda at: 90 * MIB + at * 2.5 * 1024, seed))
-    assert len(judge_growth({name: leaking})) == 1
+    most = BOUNDS[name].most
+
+    def wandering(leak: float) -> Callable[[int], float]:
+        """As good as nothing in flight, or more and more of it."""
+        rng = random.Random(seed)
+        return lambda at: (
+            most * (20 + leak * at / HOUR + (rng.random() > 0.25) * rng.uniform(0, 2 + at / 400))
+        )
+
+    assert judge_growth({name: series(HOUR, wandering(0.0))}) == []
+    assert len(judge_growth({name: series(HOUR, wandering(2.2))})) == 1
 
 
 def test_an_hour_finds_a_leak_that_three_minutes_cannot() -> None:
