@@ -57,12 +57,12 @@ BOUNDS: Final[Mapping[str, Bound]] = {
     "sessions": Bound(6, 0, "how many there are at a time is chance"),
     "connections": Bound(4, 0, "how many there are at a time is chance"),
     "graves": Bound(
-        40,
+        150,
         None,
         "sessions in the log: what is over is taken out once a minute, and how many that are is chance",
         at=_TROUGH,
     ),
-    "segments": Bound(3_000, None, "as many as a minute's sessions have, of some 80 each", at=_TROUGH),
+    "segments": Bound(10_000, None, "those of as many sessions, of some 70 each", at=_TROUGH),
     "wal": Bound(4 * MIB, None, "it is as large as the largest commits between two checkpoints were"),
 }
 """What is watched."""
