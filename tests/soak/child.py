@@ -28,7 +28,8 @@ class Journal(list[str]):
             file.write(f"{run}\n")
 
     def count(self, run: str) -> int:
-        return self._path.read_text().splitlines().count(run)
+        with self._path.open() as file:
+            return sum(line == f"{run}\n" for line in file)
 
 
 def say(message: dict[str, Any], related: RequestId | None) -> None:
