@@ -14,7 +14,7 @@ from gapless.protocol.carried import LISTEN, Phase, Waiting
 from gapless.protocol.inputs import Dispatch, Emitted, Handed, Lost, Revive
 from gapless.protocol.jsonrpc import Envelope, Kind, RequestId, error_response, peek
 from gapless.protocol.refusal import Reason
-from gapless.server.faults import StorageFault
+from gapless.server.faults import RETRY_STORAGE, StorageFault
 
 if TYPE_CHECKING:
     from gapless.server.live import Live
@@ -24,7 +24,6 @@ __all__ = ["Carrier"]
 _log: Final = logging.getLogger("gapless.live")
 _PENDING: Final = 1024 * 1024
 """Bytes not yet durable above which the backend is made to wait."""
-_RETRY_STORAGE: Final = 0.25
 _REPLAY: Final = 30.0
 """Seconds that a fresh backend has to take what is replayed to it."""
 _BACKOFF: Final = 0.25
@@ -167,7 +166,7 @@ class Carrier:
                 await live.durable()
 
     def _warn_large(self, size: int) -> str:
-        limit = self._live.machine.limits.max_message_bytes
+        limit = self._machine.limits.max_message_bytes
         text = f"the server's message of {size} bytes is above the limit of {limit}"
         _log.warning("session %s: %s", self._live.name, text)
         return text
@@ -232,7 +231,7 @@ class Carrier:
             except (StorageFault, StorageError):
                 if live.stale:
                     return
-                await asyncio.sleep(_RETRY_STORAGE)
+                await asyncio.sleep(RETRY_STORAGE)
         # Where all sessions begin anew at once, each is to have its time, or all of them would be late.
         async with self._revivals:
             self._replayed = asyncio.Event()
@@ -251,7 +250,7 @@ class Carrier:
 
     async def _orders(self) -> tuple[Waiting, ...]:
         """What a fresh backend is told, in the order in which the client said it."""
-        machine = self._live.machine
+        machine = self._machine
         listens = (request.number for request in machine.inbox.open.values() if request.method == LISTEN)
         told = {n for n in (*machine.carried.orders.values(), *listens) if n <= machine.dispatched}
         return await self._entries(told)

@@ -2,9 +2,14 @@
 
 from __future__ import annotations
 
+from typing import Final
+
 from gapless.errors import GaplessError
 
-__all__ = ["StorageFault"]
+__all__ = ["RETRY_STORAGE", "StorageFault"]
+
+RETRY_STORAGE: Final = 0.25
+"""Seconds until what the log did not take, or did not tell, is tried again."""
 
 
 class StorageFault(GaplessError):

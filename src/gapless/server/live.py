@@ -45,7 +45,7 @@ from gapless.protocol.refusal import CLOSE_RESTART, CLOSE_UNAUTHENTICATED, Reaso
 from gapless.protocol.session import Commit, Session
 from gapless.server.attached import Attached, Wake
 from gapless.server.carrier import Carrier
-from gapless.server.faults import StorageFault
+from gapless.server.faults import RETRY_STORAGE, StorageFault
 from gapless.server.lease import Lease
 from gapless.server.observer import Observer, Turn
 from gapless.server.rate import Rate
@@ -53,7 +53,6 @@ from gapless.server.rate import Rate
 __all__ = ["Live", "as_write"]
 
 _log: Final = logging.getLogger("gapless.live")
-_RETRY_STORAGE: Final = 0.25
 _CUT_AFTER: Final = 1.0
 """Seconds that a connection which is to end may take over a write before it is cut."""
 _PROBES: Final = 3
@@ -383,7 +382,7 @@ class Live:
                 failed = self.failing = True
                 self._observer.metrics.storage_faults.inc()
                 self._release(StorageFault(str(error)), everyone=True)
-                await asyncio.sleep(_RETRY_STORAGE)
+                await asyncio.sleep(RETRY_STORAGE)
             else:
                 self.failing = False
                 if failed:
@@ -417,7 +416,7 @@ class Live:
                     return False
                 # It is being tried again; until it is durable nothing is handed over.
             except StorageError:
-                await asyncio.sleep(_RETRY_STORAGE)
+                await asyncio.sleep(RETRY_STORAGE)
             else:
                 if self._durable >= version:
                     return not self.stale
