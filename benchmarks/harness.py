@@ -32,6 +32,7 @@ __all__ = [
     "Server",
     "WrongEvents",
     "gapless",
+    "memory",
     "pin",
     "ratio",
 ]
@@ -123,6 +124,14 @@ def on_core(core: int) -> Iterator[None]:
         os.sched_setaffinity(0, ours)
 
 
+def memory(pid: int, kind: Literal["Anonymous", "Rss"] = "Anonymous") -> int:
+    """Resident bytes of a process's own, heap and stacks; with `Rss` those of files and libraries, too."""
+    for line in Path(f"/proc/{pid}/smaps_rollup").read_text().splitlines():
+        if line.startswith(f"{kind}:"):
+            return int(line.split()[1]) * 1024
+    raise NotMeasured("the kernel does not tell a process's memory")
+
+
 class Server:
     """A process that is measured; it listens on `port`, if it listens."""
 
@@ -145,11 +154,8 @@ class Server:
         return self.cpu() - before, result
 
     def memory(self, kind: Literal["Anonymous", "Rss"] = "Anonymous") -> int:
-        """Resident bytes of its own, heap and stacks; with `Rss` those of files and libraries, too."""
-        for line in Path(f"/proc/{self.process.pid}/smaps_rollup").read_text().splitlines():
-            if line.startswith(f"{kind}:"):
-                return int(line.split()[1]) * 1024
-        raise NotMeasured("the kernel does not tell a process's memory")
+        """As `memory` of this process."""
+        return memory(self.process.pid, kind)
 
     def stop(self) -> None:
         """End it, and what it started."""

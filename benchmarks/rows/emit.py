@@ -35,7 +35,7 @@ def _compare(bench: Bench, *, sessions: int, calls: int) -> list[Figure]:
         bench.sdk() as sdk,
         bench.gapless(backend="stdio") as stdio,
         bench.gapless(backend="object") as object_,
-        bench.asked("alone.py") as alone,
+        bench.asked("alone.py", "events") as alone,
     ):
         taken = bench.take(
             {

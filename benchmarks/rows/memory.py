@@ -11,7 +11,7 @@ from collections.abc import Callable
 from contextlib import AbstractContextManager
 
 from benchmarks.harness import Bench, Figure, Server, ratio
-from benchmarks.load import Conn, Gapless, Standard
+from benchmarks.load import Conn, Gapless, Standard, request
 
 __all__ = ["session"]
 
@@ -25,13 +25,22 @@ def session(bench: Bench) -> list[Figure]:
     def ours() -> AbstractContextManager[Server]:
         return bench.gapless(backend="object")
 
-    taken: dict[str, list[float]] = {"sdk": [], "object": [], "idle": []}
+    taken: dict[str, list[float]] = {"sdk": [], "object": [], "idle": [], "least": []}
     for _ in range(bench.rounds):
         taken["sdk"].append(_held(bench.sdk, _standard))
         taken["object"].append(_held(ours, _standard))
         taken["idle"].append(_held(ours, _idle))
+        taken["least"].append(_alone(bench) + _held(bench.floor, _bare))
     return [
         ratio("the same object in process", taken["sdk"], taken["object"], 4, "at least", kibibytes),
+        ratio(
+            "the object without a transport, and a stream of uvicorn: the most there could be",
+            taken["sdk"],
+            taken["least"],
+            None,
+            "at least",
+            kibibytes,
+        ),
         ratio(
             "ours of the session view, before its first message",
             taken["sdk"],
@@ -52,6 +61,20 @@ def _held(serve: Callable[[], AbstractContextManager[Server]], open: Callable[[i
         for conn in held:
             conn.close()
     return each
+
+
+def _alone(bench: Bench) -> float:
+    with bench.asked("alone.py", "sessions") as alone:
+        alone(f"{WARM}")
+        return alone(f"{COUNTED}")
+
+
+def _bare(port: int) -> Conn:
+    conn = Conn(port)
+    _, _, data = conn.head(request("GET", "/mcp", port, {}))
+    while b": open" not in data:
+        data += conn.recv()
+    return conn
 
 
 def _standard(port: int) -> Conn:

@@ -1,7 +1,7 @@
 """uvicorn between a socket and an MCP server's pipe, and nothing else: about the least that a call costs.
 
 Each message is written to one process as it came; of a request, the next line that the process writes is the
-answer, as a single event. No session, no log, no check.
+answer, as a single event. A GET is a stream on which nothing comes. No session, no log, no check.
 
     python floor.py PORT
 """
@@ -29,7 +29,13 @@ class Floor:
     _child: asyncio.subprocess.Process | None = None
 
     async def __call__(self, scope: Any, receive: Any, send: Any) -> None:
-        """One message."""
+        """One message, or a stream."""
+        if scope["method"] == "GET":
+            await send({"type": "http.response.start", "status": 200, "headers": _STREAM})
+            await send({"type": "http.response.body", "body": b": open\n\n", "more_body": True})
+            while (await receive())["type"] != "http.disconnect":
+                pass
+            return
         pipe = asyncio.subprocess.PIPE
         if self._child is None:
             self._child = await asyncio.create_subprocess_exec(
