@@ -141,6 +141,7 @@ class ScriptedBackends:
     """Opens scripted backends. `gate` holds back what they are sent, `failure` is raised instead."""
 
     spawns = False
+    kind: type[Scripted] = Scripted
 
     def __init__(self) -> None:
         self.gate = asyncio.Event()
@@ -156,7 +157,7 @@ class ScriptedBackends:
     async def open(self, sink: Sink) -> Backend:
         if self.refusal is not None:
             raise self.refusal
-        backend = Scripted(sink, self)
+        backend = self.kind(sink, self)
         self.all.append(backend)
         self._new.put_nowait(backend)
         return backend

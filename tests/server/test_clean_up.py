@@ -14,16 +14,19 @@ from pathlib import Path
 
 import pytest
 
+from gapless.backends.base import BackendFactory
 from gapless.log.sqlite import SqliteLog
+from gapless.protocol.delivery import ConnectionId
 from gapless.protocol.inputs import Emitted
 from gapless.protocol.jsonrpc import peek
 from gapless.protocol.refusal import Reason, Refusal
 from gapless.protocol.session import View
 from gapless.protocol.settings import Limits
 from gapless.server import sessions as module
+from gapless.server.intake import message_input
 from gapless.server.sessions import Sessions
 from tests.conftest import Tally
-from tests.server.harness import ScriptedBackends, encode, note
+from tests.server.harness import Scripted, ScriptedBackends, encode, note, request
 
 AT_ONCE = 100
 LIMITS = Limits(session_expiry=600.0, tombstone=3600.0)
@@ -40,8 +43,8 @@ class Clock:
 
 
 @asynccontextmanager
-async def sessions_on(log: SqliteLog) -> AsyncGenerator[Sessions]:
-    found = Sessions(log, ScriptedBackends(), LIMITS)
+async def sessions_on(log: SqliteLog, backends: BackendFactory | None = None) -> AsyncGenerator[Sessions]:
+    found = Sessions(log, backends or ScriptedBackends(), LIMITS)
     await found.start()
     try:
         yield found
@@ -127,3 +130,38 @@ async def test_a_session_that_was_let_go_is_not_left_for_the_garbage_collector(t
             assert gone() is None
         finally:
             gc.enable()
+
+
+class Clinging(Scripted):
+    """A backend that cannot close."""
+
+    async def close(self) -> None:
+        raise OSError("it clings on")
+
+
+class ClingingBackends(ScriptedBackends):
+    kind = Clinging
+
+
+async def test_a_session_whose_backend_does_not_close_is_let_go_all_the_same(
+    tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    log, backends = SqliteLog(tmp_path / "log.db", synchronous="off"), ClingingBackends()
+    async with sessions_on(log, backends) as sessions:
+        opened = await sessions.open(View.STREAM, "anonymous")
+        assert not isinstance(opened, Refusal)
+        _, live = opened
+        asked = encode(request(1, "tools/list"))
+        await live.put(message_input(asked, LIMITS.max_message_bytes, answer_on=live.connection()))
+        backend = await backends.opened()
+        await backend.take()
+        live.detach(ConnectionId(1))
+        await live.end(Reason.SESSION_ENDED)
+        await sessions.clean(0.0)
+        await asyncio.gather(*sessions._leaving)  # pyright: ignore[reportPrivateUsage]
+        store = log._store  # pyright: ignore[reportPrivateUsage]
+        assert store is not None
+        assert store.tails.size == 0
+    told = [record for record in caplog.records if record.levelname == "ERROR"]
+    assert [record.getMessage() for record in told] == [f"session {live.name}: its MCP server did not close"]
+    assert "it clings on" in str(told[0].exc_info)

@@ -107,8 +107,8 @@ class Requests(HttpToolsProtocol):
             return
         self._began = False
         super().data_received(data)
-        if self._over or self.transport.get_protocol() is not self:
-            return  # refused, or a socket now
+        if self.transport.get_protocol() is not self:
+            return  # a socket now
         if self._head is not None:
             self._head += 0 if self._began else len(data)
             if self._head > self._limits.max_header_bytes:

@@ -47,6 +47,7 @@ class Carrier:
         "_dispatches",
         "_held",
         "_machine",
+        "_name",
         "_replayed",
         "_revivals",
         "_reviving",
@@ -57,6 +58,7 @@ class Carrier:
         self._held: Live | None = live
         """Let go of in the end: the two would hold each other until the garbage is looked for."""
         self._machine = live.machine
+        self._name = live.name
         self._backends = backends
         self._backend: Backend | None = None
         self._dispatches: list[tuple[int, Dispatch]] = []
@@ -265,9 +267,15 @@ class Carrier:
         """Begin to close the backend, if there is one; that is bounded, and `close` waits for it."""
         backend, self._backend = self._backend, None
         if backend is not None:
-            closing = asyncio.create_task(backend.close())
+            closing = asyncio.create_task(self._put_away(backend))
             self._closing.add(closing)
             closing.add_done_callback(self._closing.discard)
+
+    async def _put_away(self, backend: Backend) -> None:
+        try:
+            await backend.close()
+        except Exception:  # nobody is there to be told but whoever reads the log
+            _log.exception("session %s: its MCP server did not close", self._name)
 
     async def close(self) -> None:
         """Hand over nothing more, begin nothing anew, close the backend."""

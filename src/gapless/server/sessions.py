@@ -355,10 +355,8 @@ class Sessions:
             leaving.add_done_callback(self._leaving.discard)
 
     async def _close(self, live: Live) -> None:
-        try:
-            await live.close()
-        finally:
-            self.log.release(live.key)
+        await live.close()
+        self.log.release(live.key)
 
 
 def _one_less(counts: Counter[str], name: str) -> None:
