@@ -18,6 +18,7 @@ from benchmarks.harness import Message, WrongEvents
 
 __all__ = [
     "DONE",
+    "FLOOR",
     "INITIALIZE",
     "PATIENCE",
     "Conn",
@@ -308,6 +309,10 @@ def read_all(conns: Sequence[Conn], ended: Callable[[Sequence[bytes]], bool]) ->
                     selector.unregister(key.fileobj)
                     left -= 1
     return [b"".join(got) for got in parts]
+
+
+FLOOR = b'{"session":"floor","cursor":"7.0.0123456789abcdef"}'
+"""What a session is opened with where there are none: `servers/floor.py`."""
 
 
 class Gapless:

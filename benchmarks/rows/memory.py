@@ -11,7 +11,7 @@ from collections.abc import Callable
 from contextlib import AbstractContextManager
 
 from benchmarks.harness import Bench, Figure, Server, ratio
-from benchmarks.load import Conn, Gapless, Standard, request
+from benchmarks.load import FLOOR, Conn, Gapless, Standard
 
 __all__ = ["session"]
 
@@ -70,11 +70,7 @@ def _alone(bench: Bench) -> float:
 
 
 def _bare(port: int) -> Conn:
-    conn = Conn(port)
-    _, _, data = conn.head(request("GET", "/mcp", port, {}))
-    while b": open" not in data:
-        data += conn.recv()
-    return conn
+    return Gapless(port, FLOOR).listen()
 
 
 def _standard(port: int) -> Conn:

@@ -5,7 +5,9 @@ its event stream; it leaves that by a handshake that states its cursor, reads th
 acknowledges, which is a crossing; it goes back. A reconnect and a crossing are counted from before the TCP
 connection until the client is live again. The pause is the longest time between two events that the client
 sees, from the handshake until 25 ms after it is live; events come 1 ms apart, so it is never much below that.
-Told besides is the longest in 25 ms without a move: what the stream is like by itself.
+Told besides is the longest in 25 ms without a move: what the stream is like by itself; and of the
+added time the least that there could be: uvicorn's handshake without anything behind it, less its event
+stream, and one commit, for who holds the session must be durable before the 101 says so.
 """
 
 from __future__ import annotations
@@ -16,13 +18,14 @@ from itertools import pairwise
 from statistics import median
 
 from benchmarks.harness import Bench, Figure, Server, percentile, ratio
-from benchmarks.load import DONE, Conn, Gapless, check, last_id
+from benchmarks.load import DONE, FLOOR, Conn, Gapless, check, last_id
 from benchmarks.rows.latency import milliseconds
 
 __all__ = ["crossing"]
 
 EVENTS = 5_000
 EVERY = 0.001
+MOVES = 100
 STAY = 0.025
 """Seconds between two moves."""
 
@@ -69,17 +72,37 @@ def crossing(bench: Bench) -> list[Figure]:
     with (
         bench.gapless(options=options) as durable,
         bench.gapless(options=options, log="memory") as fleeting,
+        bench.floor() as floor,
+        bench.directory() as directory,
+        bench.asked("log.py", str(directory / "log.db")) as log,
     ):
         servers = {"full": durable, "memory": fleeting}
         journeys: dict[str, list[Journey]] = {log: [] for log in servers}
         for server in servers.values():
             _travel(server)
+        _bare(floor)
+        least: list[float] = []
         for _ in range(bench.rounds):
-            for log, server in servers.items():
-                journeys[log].append(_travel(server))
+            for kind, server in servers.items():
+                journeys[kind].append(_travel(server))
+            least.append(_bare(floor) + log(f"wait {MOVES}") / 2)
     count = sum(len(journey.crossings) for each in journeys.values() for journey in each)
     bench.note(f"{count} crossings, no event lost")
-    return [*_figures(journeys["full"], "", 2.5, 1, 2, 20), *_figures(journeys["memory"], ", log in memory")]
+    ratio, added, *pauses = _figures(journeys["full"], "", 2.5, 1, 2, 20)
+    alone = _in_ms("uvicorn's part of that, and a commit: the least there could be", None, least)
+    return [ratio, added, alone, *pauses, *_figures(journeys["memory"], ", log in memory")]
+
+
+def _bare(floor: Server) -> float:
+    """Seconds that a handshake takes longer than an event stream does, in uvicorn alone."""
+    client, took = Gapless(floor.port, FLOOR), dict[str, list[float]](stream=[], socket=[])
+    for _ in range(MOVES):
+        for name, open in (("stream", client.listen), ("socket", client.upgrade)):
+            begun = time.perf_counter()
+            conn = open()
+            took[name].append(time.perf_counter() - begun)
+            conn.close()
+    return median(took["socket"]) - median(took["stream"])
 
 
 def _figures(

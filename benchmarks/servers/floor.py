@@ -1,7 +1,8 @@
-"""uvicorn between a socket and an MCP server's pipe, and nothing else: about the least that a call costs.
+"""uvicorn between a socket and an MCP server's pipe, and nothing else: about the least that anything costs.
 
 Each message is written to one process as it came; of a request, the next line that the process writes is the
-answer, as a single event. A GET is a stream on which nothing comes. No session, no log, no check.
+answer, as a single event. An event stream opens and is silent; a socket is told one event, and is silent.
+No session, no log, no check.
 
     python floor.py PORT
 """
@@ -21,6 +22,8 @@ _STREAM = [
     (b"content-type", b"text/event-stream"),
     (b"mcp-session-id", b"floor"),
 ]
+_EVENT = "id: 7.0.0123456789abcdef\ndata: {}\n\n"
+_ECHO = [(b"x-mcp-resume-cursor", b"7")]
 
 
 class Floor:
@@ -29,10 +32,18 @@ class Floor:
     _child: asyncio.subprocess.Process | None = None
 
     async def __call__(self, scope: Any, receive: Any, send: Any) -> None:
-        """One message, or a stream."""
+        """One message, a stream or a socket."""
+        if scope["type"] == "websocket":
+            await receive()
+            await send({"type": "websocket.accept", "subprotocol": "mcp.v1", "headers": _ECHO})
+            await send({"type": "websocket.send", "text": f"event: resume-cursor\ndata: {{}}\n\n{_EVENT}"})
+            while (await receive())["type"] != "websocket.disconnect":
+                pass
+            return
         if scope["method"] == "GET":
             await send({"type": "http.response.start", "status": 200, "headers": _STREAM})
-            await send({"type": "http.response.body", "body": b": open\n\n", "more_body": True})
+            opening = b"id: 7.0.0123456789abcdef\nretry: 100\ndata:\n\n"
+            await send({"type": "http.response.body", "body": opening, "more_body": True})
             while (await receive())["type"] != "http.disconnect":
                 pass
             return
@@ -59,4 +70,5 @@ class Floor:
 
 if __name__ == "__main__":
     quiet = {"log_level": "error", "access_log": False, "server_header": False, "lifespan": "off"}
+    quiet["ws"] = "websockets-sansio"  # as Gapless has it
     uvicorn.run(Floor(), host="127.0.0.1", port=int(sys.argv[1]), **quiet)
