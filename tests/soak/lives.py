@@ -347,8 +347,12 @@ async def _standard_resident(world: World, trial: Trial) -> None:
                 lost = session.unresumable
                 kinds = (Kind.PROGRESS, Kind.LOG, Kind.ASK)
                 account = session.start(world.climb(trial, kinds), trial.counts["calls of residents"])
-                await session.until(lambda account=account: account.complete, _MOST)
+                # Of a call that is cut before anything came nothing will: to wait would be to let it expire.
+                await session.until(
+                    lambda account=account, lost=lost: account.complete or session.unresumable > lost, _MOST
+                )
                 judge(trial, account, excused=session.unresumable > lost)
+                trial.counts["unresumable"] += session.unresumable - lost
                 session.ledger.accounts.clear()
                 await asyncio.sleep(world.rng.uniform(0.1, 0.5))
             if session.ended:
