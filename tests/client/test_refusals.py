@@ -6,6 +6,7 @@ import itertools
 
 import pytest
 
+from gapless.client import http
 from gapless.errors import ConnectionGaveUpError, RefusedError, SessionEndedError
 from gapless.protocol.client import Client, Phase, Retry
 from gapless.protocol.cursor import EventId
@@ -362,3 +363,23 @@ def test_at_somebodys_acceptance_no_new_negotiation_is_begun() -> None:
     hand.put(Move())
     assert not any(isinstance(e, Negotiate) for e in hand.effects), "at U that would burn the session"
     assert hand.last(Knock).ticket == "theirs"
+
+
+@pytest.mark.parametrize(
+    ("said", "seconds"),
+    [
+        ("7", 7),
+        ("0", 0),
+        ("9999", 60),
+        (None, None),
+        ("²", None),
+        ("-1", None),
+        ("9" * 5000, None),
+        ("x", None),
+    ],
+)
+def test_whatever_a_server_says_of_when_to_retry_the_client_goes_on(
+    said: str | None, seconds: float | None
+) -> None:
+    """`²` is a digit to `str.isdigit`, and no number to `int`."""
+    assert http.refused(1, 503, b"", said).retry_after == seconds

@@ -45,8 +45,8 @@ PENDING, BOUND = SessionState.UPGRADE_ACCEPTED_PENDING, SessionState.WEBSOCKET_B
 def resume_from_the_last_ack_without_the_gap(patch: Patch) -> None:
     real = Session._bind
 
-    def bind(self: Session, input: Handshake, event: int | None, now: float) -> Serving:
-        serving = real(self, input, event, now)
+    def bind(self: Session, *args: Any) -> Serving:
+        serving = real(self, *args)
         serving.delivery.position = serving.committed
         return serving
 
@@ -110,8 +110,8 @@ def a_stale_echo(patch: Patch) -> None:
     """`C` is what was committed before this step appended to it."""
     real = Session._bind
 
-    def bind(self: Session, input: Handshake, event: int | None, now: float) -> Serving:
-        delivery = real(self, input, event, now).delivery
+    def bind(self: Session, *args: Any) -> Serving:
+        delivery = real(self, *args).delivery
         delivery.gate = self.outbox.committed
         return Serving(delivery, self.outbox.committed)
 

@@ -84,6 +84,27 @@ def test_first_report_a_quiescent_session_migrates_with_an_empty_gap() -> None:
     assert McpSession("s", 0, {}).migrate_to_websocket(0) == []
 
 
+@pytest.mark.rule("U1", "U3")
+def test_first_report_events_emitted_until_the_migration_are_not_lost() -> None:
+    """The buffer is the session's own: it goes on, and its oldest may go, even all of them."""
+    buffer = _buffer(*range(1, 14))
+    session = McpSession("s", 10, buffer)
+    buffer |= _buffer(14, 15)
+    assert session.migrate_to_websocket(10) == [{"n": n} for n in range(11, 16)]
+    del buffer[11]
+    with pytest.raises(SessionMigrationGapError, match="1 of 5 events are gone"):
+        session.migrate_to_websocket(10)
+    buffer.clear()
+    with pytest.raises(SessionMigrationGapError, match="5 of 5 events are gone"):
+        session.migrate_to_websocket(10)
+
+
+@pytest.mark.rule("C5")
+def test_first_report_a_client_past_all_that_was_emitted_is_refused() -> None:
+    with pytest.raises(SessionMigrationGapError, match="past all that was emitted"):
+        McpSession("s", 5, {}).migrate_to_websocket(5)
+
+
 @pytest.mark.rule("U1")
 def test_first_report_what_was_evicted_below_the_cursor_does_not_matter() -> None:
     session = McpSession("s", 10, _buffer(11, 12, 13))

@@ -17,11 +17,13 @@ from msgspec import structs
 
 from gapless.protocol.block import Block
 from gapless.protocol.cursor import START, EventId
-from gapless.protocol.delivery import Medium
+from gapless.protocol.delivery import ConnectionId, Medium
 from gapless.protocol.inputs import (
     Accepted,
     Acked,
     Cursor,
+    Dropped,
+    Effect,
     Ending,
     Handshake,
     Known,
@@ -29,6 +31,7 @@ from gapless.protocol.inputs import (
     Message,
     Offered,
     Probing,
+    Serving,
     Stated,
     Upgrade,
     Verdict,
@@ -361,6 +364,8 @@ class SessionView(Backed):
         if unproven is not None:
             self.refuses(self.put(question), unproven)
             return
+        if cursor is not None and not isinstance(question, Listen):
+            self.ack(0, cursor.stated.seq)  # before it is judged (C4)
         if self.spent(question):
             self.refuses(self.put(question), Reason.TICKET_SPENT)
             return
@@ -433,7 +438,8 @@ class SessionView(Backed):
             self.refuses(self.put(question, *events), Reason.SESSION_SUPERSEDED)
             return
         fresh = self.state is SSE
-        self.ack(0, seq)
+        if not fresh:
+            self.pin_gap(seq if self.pin is None else min(seq, self.pin[0]), self.event)
         if fresh:
             self.open_door(seq)
             self.state, self.ticket, self.negotiation = PENDING, question.ticket, question.nonce
@@ -454,7 +460,7 @@ class SessionView(Backed):
     def bind(self, question: Handshake, seq: int) -> None:
         """The commit point: in one step with its own `U`, or completing what is pending."""
         events: list[tuple[int, object]] = []
-        self.ack(0, seq)
+        before = self.state, self.ticket, set(self.shown)
         if self.state is SSE:
             self.open_door(seq)
             events.append((0, ("upgrade-accepted", question.nonce, None)))
@@ -464,11 +470,35 @@ class SessionView(Backed):
         self.shown = set()
         self.generation += 1
         self.pin_gap(seq, committed)
-        delivery = self.served(self.put(question, *events), question.connection)
+        effects = self.put(question, *events)
+        if self.next() % 5 == 0:
+            self.refused_after_all(effects, question.connection, *before)
+            return
+        delivery = self.served(effects, question.connection)
         assert delivery.medium is Medium.SOCKET
         due = self.now + self.limits.ack_window
         conn = Conn(delivery, seq, gate=committed, gate_floor=seq, ack_due=due, generation=self.generation)
         self.conns[question.connection] = conn
+
+    def refused_after_all(
+        self,
+        effects: list[Effect],
+        id: ConnectionId,
+        state: SessionState,
+        ticket: str | None,
+        shown: set[str],
+    ) -> None:
+        """The log did not take the handshake: what was pending before it is pending again (U8)."""
+        (effect,) = effects
+        assert isinstance(effect, Serving)
+        self.promises = [promise for promise in self.promises if promise[1] is not effect]
+        if state is PENDING:
+            self.state, self.ticket, self.shown = state, ticket, shown
+            self.concluded -= shown
+            self.seen_at = self.now
+        else:
+            self.unbind(CLOSE_FENCED)
+        assert self.put(Dropped(id, effect.pending)) == []
 
     # Acks -----------------------------------------------------------------------------------------
 

@@ -18,8 +18,9 @@ from gapless.protocol import session as sessions
 from gapless.protocol.carried import Carried, Waiting
 from gapless.protocol.cursor import Link
 from gapless.protocol.delivery import Delivery
+from gapless.protocol.door import Door, Pending
 from gapless.protocol.inbox import Inbox, Verdict
-from gapless.protocol.inputs import Acked, Effect, Emitted, Handed, Listen, Lost, Message
+from gapless.protocol.inputs import Acked, Effect, Emitted, Handed, Listen, Lost, Message, Offered, Upgrade
 from gapless.protocol.jsonrpc import Envelope
 from gapless.protocol.marks import Mark
 from gapless.protocol.outbox import Outbox
@@ -157,6 +158,39 @@ def an_ack_of_one_stream_that_counts_for_all(patch: Patch) -> None:
         return True
 
     patch.setattr(Outbox, "ack", ack)
+
+
+def a_handshake_that_was_refused_and_spends_the_ticket(patch: Patch) -> None:
+    real = Session._dropped
+    patch.setattr(
+        Session,
+        "_dropped",
+        lambda self, input, now: real(self, msgspec.structs.replace(input, pending=None), now),
+    )
+
+
+def a_handshake_that_was_refused_and_concludes_the_nonce(patch: Patch) -> None:
+    def reopen(self: Door, pending: Pending) -> None:
+        self.ticket, self.shown = pending
+
+    patch.setattr(Door, "reopen", reopen)
+
+
+def a_second_negotiator_whose_gap_is_not_pinned(patch: Patch) -> None:
+    patch.setattr(Session, "_pin_also", lambda self, cursor, now: None)
+
+
+def an_upgrade_judged_before_its_cursor_is_acknowledged(patch: Patch) -> None:
+    real = Session._upgrade
+
+    def upgrade(self: Session, input: Upgrade, now: float) -> list[Effect]:
+        acks, pin = dict(self.outbox.acks), self.outbox.pin
+        effects = real(self, input, now)
+        if not isinstance(effects[0], Offered):
+            self.outbox.acks, self.outbox.pin = acks, pin
+        return effects
+
+    patch.setattr(Session, "_upgrade", upgrade)
 
 
 # Of what becomes of a session whose backend is gone (N1–N3)
@@ -367,6 +401,10 @@ MUTANTS = (
     Mutant(a_retired_process_that_is_heard, SessionView),
     Mutant(an_event_evicted_too_early, SessionView),
     Mutant(a_link_that_leaves_out_the_type, SessionView),
+    Mutant(a_handshake_that_was_refused_and_spends_the_ticket, SessionView),
+    Mutant(a_handshake_that_was_refused_and_concludes_the_nonce, SessionView),
+    Mutant(a_second_negotiator_whose_gap_is_not_pinned, SessionView),
+    Mutant(an_upgrade_judged_before_its_cursor_is_acknowledged, SessionView),
     Mutant(a_loss_that_settles_nothing, SessionView),
     Mutant(a_loss_that_settles_what_was_not_dispatched, SessionView),
     Mutant(a_loss_that_withdraws_nothing, SessionView),

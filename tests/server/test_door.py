@@ -180,6 +180,7 @@ async def test_a_door_that_is_not_there_is_426_with_what_would_be_and_nothing_ch
     answer = await _unavailable(session, how)
     assert answer.reason == (426, "upgrade-unavailable")
     assert answer.header("upgrade").lower() == "websocket"
+    assert "upgrade" in answer.header("connection").lower()
     assert answer.header("sec-websocket-protocol") == "mcp.v1"
     assert await _committed(session) == 0
     await session.backend.say(note("on"))
@@ -476,6 +477,27 @@ async def test_a_handshake_that_could_not_be_stored_leaves_nobody_bound(serve: S
     stream = await session.events(session.start)
     assert (await stream.event()).event == "upgrade-accepted", "history, if it was stored after all"
     assert (await session.post(2, note("x"))).status == 202
+
+
+@pytest.mark.parametrize("one_step", [False, True])
+@pytest.mark.rule("U8", "B3")
+async def test_a_handshake_that_could_not_be_stored_leaves_the_negotiation_pending(
+    serve: Serve, one_step: bool
+) -> None:
+    """The refusal says "retry": the same ticket lets the same client through, and U is a boundary still."""
+    log = Fragile()
+    server = await serve(log)
+    session = await server.started()
+    offer = await session.pend(session.start)
+    ticket = None if one_step else offer["ticket"]
+    log.full = True
+    answer = await session.denied(session.start, ticket=ticket)
+    assert answer.reason == (503, "storage")
+    log.full = False
+    assert (await session.get(session.start)).body.count(b"upgrade-accepted") == 1, "drained to U (B2)"
+    socket = await session.bind(session.start, ticket=ticket)
+    assert json.loads((await socket.block()).data or b"")["cursor"] == 1
+    assert (await session.upgrade(session.start, offer["negotiation"])).reason == (409, "ticket-spent")
 
 
 # U10: streams end at U -----------------------------------------------------------------------------

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from typing import Any, Final
 from urllib.parse import quote
 
@@ -16,10 +17,11 @@ from gapless.protocol.moves import Failed, Input, Offered, Opened, Received, Ref
 from gapless.protocol.outgoing import Kept, encode_messages
 from gapless.protocol.refusal import read_refusal
 
-__all__ = ["SUBPROTOCOL", "Endpoints", "Http", "refused"]
+__all__ = ["SUBPROTOCOL", "Endpoints", "Http", "decimal", "refused"]
 
 SUBPROTOCOL: Final = "mcp.v1"
 _BODY_MOST: Final = 64 * 1024
+_DECIMAL: Final = re.compile(r"[0-9]{1,18}")
 
 
 class _Timers(msgspec.Struct):
@@ -55,9 +57,14 @@ class Endpoints:
         return f"{self.base}/session/{quote(token, safe='')}" + (f"/{part}" if part else "")
 
 
+def decimal(text: str | None) -> int | None:
+    """A header's plain decimal number, of at most 18 digits; `None` for anything else."""
+    return int(text) if text is not None and _DECIMAL.fullmatch(text) else None
+
+
 def refused(attempt: int, status: int, body: bytes, retry_after: str | None) -> Refused:
     """An error response as an input."""
-    seconds = float(retry_after) if retry_after is not None and retry_after.isdigit() else None
+    seconds = decimal(retry_after)
     return Refused(attempt, status, read_refusal(body), None if seconds is None else min(seconds, 60.0))
 
 

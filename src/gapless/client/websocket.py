@@ -13,7 +13,7 @@ from websockets.asyncio.client import ClientConnection, connect
 from websockets.exceptions import ConnectionClosed, InvalidHandshake, InvalidStatus, InvalidURI
 from websockets.typing import Subprotocol
 
-from gapless.client.http import SUBPROTOCOL, refused
+from gapless.client.http import SUBPROTOCOL, decimal, refused
 from gapless.client.network import Network
 from gapless.errors import MalformedError, TooLargeError
 from gapless.protocol.block import BLOCK_OVERHEAD, Block, BlockDecoder
@@ -123,7 +123,7 @@ async def knock(
         put(Failed(attempt, "the 101 names no subprotocol of ours"))
         return None
     echo = next(iter(connection.response.headers.get_all(_ECHO)), None)
-    put(SocketOpened(attempt, int(echo) if echo is not None and echo.isdigit() else None))
+    put(SocketOpened(attempt, decimal(echo)))
     return Socket(connection)
 
 

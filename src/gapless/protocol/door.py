@@ -4,11 +4,11 @@ from __future__ import annotations
 
 from enum import Enum
 from hmac import compare_digest
-from typing import Final
+from typing import Final, NamedTuple
 
 from gapless.protocol.seam import Boundary, SessionState, boundary
 
-__all__ = ["TRANSITIONS", "Asked", "Do", "Door"]
+__all__ = ["TRANSITIONS", "Asked", "Do", "Door", "Pending"]
 
 
 class Asked(Enum):
@@ -26,6 +26,7 @@ class Asked(Enum):
     SOCKET_LIVES = "asked for while the socket lives"
     SOCKET_SILENT = "probe unanswered"
     SOCKET_GONE = "socket gone"
+    SOCKET_UNTOLD = "handshake refused after all"
     END = "end"
 
 
@@ -42,6 +43,7 @@ class Do(Enum):
     PROBE = "probe"
     FENCE = "fence"
     UNBIND = "unbind"
+    REOPEN = "pending as before"
     REFUSE_SPENT = "ticket-spent"
     REFUSE_BOUND = "websocket-bound"
     TERMINATE = "settle, terminate"
@@ -80,10 +82,18 @@ TRANSITIONS: Final[dict[tuple[SessionState, Asked], tuple[Do, SessionState]]] = 
     (_BOUND, Asked.SOCKET_LIVES): (Do.REFUSE_BOUND, _BOUND),
     (_BOUND, Asked.SOCKET_SILENT): (Do.FENCE, _SSE),  # B6, B8
     (_BOUND, Asked.SOCKET_GONE): (Do.UNBIND, _SSE),  # B7
+    (_BOUND, Asked.SOCKET_UNTOLD): (Do.REOPEN, _PENDING),  # U8
     (_BOUND, Asked.END): (Do.TERMINATE, _OVER),
 }
 """Every legal pair. A pair that is not here is never asked, and raises: of a terminated session nothing is,
 since `Session.ended` refuses first (B4)."""
+
+
+class Pending(NamedTuple):
+    """What of a pending negotiation a handshake concludes."""
+
+    ticket: str | None
+    shown: frozenset[str]
 
 
 class Door:
@@ -117,9 +127,10 @@ class Door:
         """Classify `POST …/upgrade` (U7)."""
         if nonce in self.concluded:
             return Asked.UPGRADE_SPENT
-        if self.state is not _PENDING or self.event is None:
+        if self.state is not _PENDING:
             return Asked.UPGRADE
-        return Asked.UPGRADE_BELOW if nonce in self.shown or cursor < self.event else Asked.UPGRADE_AT
+        below = boundary(self.state, self.event, cursor) is Boundary.DRAIN
+        return Asked.UPGRADE_BELOW if below or nonce in self.shown else Asked.UPGRADE_AT
 
     def handshake(self, ticket: str | None) -> Asked:
         """Classify a handshake: no ticket is one step, which also completes a pending negotiation (U7)."""
@@ -149,6 +160,11 @@ class Door:
         """`nonce` is shown the pending acceptance, and concluded with it (U7)."""
         self.shown |= {nonce}
 
+    @property
+    def pending(self) -> Pending | None:
+        """The negotiation that the next handshake concludes, if there is one."""
+        return Pending(self.ticket, self.shown) if self.state is _PENDING else None
+
     def bind(self, event: int | None) -> int:
         """Conclude whatever is pending; the ticket is spent. Returns the new generation."""
         if event is not None:
@@ -157,6 +173,11 @@ class Door:
         self.shown, self.ticket = _NONE, None
         self.generation += 1
         return self.generation
+
+    def reopen(self, pending: Pending) -> None:
+        """The handshake that concluded this was never answered 101: it changes nothing (U8)."""
+        self.ticket, self.shown = pending
+        self.concluded -= pending.shown
 
     def unbind(self) -> None:
         """The socket is gone: `U` is history (B7)."""

@@ -7,6 +7,7 @@ import msgspec
 from gapless.protocol.carried import Waiting
 from gapless.protocol.cursor import Link, Position
 from gapless.protocol.delivery import ConnectionId, Delivery
+from gapless.protocol.door import Pending
 from gapless.protocol.jsonrpc import Envelope, RequestId
 from gapless.protocol.refusal import Reason, Refusal
 
@@ -172,9 +173,14 @@ class Acked(msgspec.Struct, frozen=True):
 
 
 class Dropped(msgspec.Struct, frozen=True):
-    """A connection is gone, for whatever reason."""
+    """A connection is gone, for whatever reason.
+
+    Attributes:
+        pending: of a socket whose handshake was refused after all: what it had concluded (U8).
+    """
 
     connection: ConnectionId
+    pending: Pending | None = None
 
 
 class End(msgspec.Struct, frozen=True):
@@ -219,10 +225,15 @@ class Offered(msgspec.Struct, frozen=True):
 
 
 class Serving(msgspec.Struct, frozen=True):
-    """Run the delivery loop on this connection; a socket is answered 101 with `committed` first (U2)."""
+    """Run the delivery loop on this connection; a socket is answered 101 with `committed` first (U2).
+
+    Attributes:
+        pending: the negotiation that this concludes; if nobody can be served, it is to be as it was (U8).
+    """
 
     delivery: Delivery
     committed: int
+    pending: Pending | None = None
 
 
 class Ending(msgspec.Struct, frozen=True):

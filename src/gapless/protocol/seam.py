@@ -120,7 +120,8 @@ class McpSession:
     Args:
         session_id: for messages only.
         last_ack_id: the highest event the client is known to have processed.
-        replay_buffer: event number to payload; may be bounded, with the oldest evicted.
+        replay_buffer: event number to payload; may be bounded, with the oldest evicted. It is looked at
+            anew at each migration, for events are emitted until then.
     """
 
     def __init__(
@@ -129,7 +130,13 @@ class McpSession:
         self.session_id = session_id
         self.last_ack_id = last_ack_id
         self.replay_buffer = replay_buffer
-        self.last_emitted_id = max(replay_buffer) if replay_buffer else 0
+        self._emitted = max(replay_buffer, default=0)
+
+    @property
+    def last_emitted_id(self) -> int:
+        """The highest event that the buffer has been seen to hold: it goes on as events are emitted."""
+        self._emitted = max(self._emitted, max(self.replay_buffer, default=0))
+        return self._emitted
 
     def migrate_to_websocket(self, client_cursor: int) -> list[dict[str, Any]]:
         """The payloads to replay first on the socket: all after the client's own cursor, in order.
@@ -144,16 +151,23 @@ class McpSession:
                 f"session {self.session_id}: the client states cursor {client_cursor} but has acknowledged "
                 f"{self.last_ack_id}; it may be echoing a position that the server emitted"
             )
-        wanted = range(client_cursor + 1, self.last_emitted_id + 1)
+        last = self.last_emitted_id
+        wanted = range(client_cursor + 1, last + 1)
         missing = [seq for seq in wanted if seq not in self.replay_buffer]
-        floor = missing[-1] if missing else min(client_cursor, self.last_emitted_id)
-        found = cover(client_cursor, floor, self.last_emitted_id)
-        if found is not Cover.COVERED:
-            raise SessionMigrationGapError(
-                f"session {self.session_id}: the replay buffer cannot cover the gap after {client_cursor}: "
-                f"{len(missing)} of {len(wanted)} events are gone (last emitted: {self.last_emitted_id})"
-            )
-        return [self.replay_buffer[seq] for seq in wanted]
+        floor = missing[-1] if missing else min(client_cursor, last)
+        match cover(client_cursor, floor, last):
+            case Cover.COVERED:
+                return [self.replay_buffer[seq] for seq in wanted]
+            case Cover.EVICTED:
+                raise SessionMigrationGapError(
+                    f"session {self.session_id}: the replay buffer cannot cover the gap after "
+                    f"{client_cursor}: {len(missing)} of {len(wanted)} events are gone (last emitted: {last})"
+                )
+            case Cover.AHEAD:
+                raise SessionMigrationGapError(
+                    f"session {self.session_id}: the client is at {client_cursor}, past all that was "
+                    f"emitted ({last}): was the replay buffer emptied or replaced?"
+                )
 
 
 def negotiate_upgrade(

@@ -17,7 +17,7 @@ from gapless.protocol.block import encode_block
 from gapless.protocol.carried import HANDSHAKES, SUBSCRIBE, Carried, Waiting
 from gapless.protocol.cursor import START, EventId, Link, Position
 from gapless.protocol.delivery import ConnectionId, Delivery, Medium, Step, Untold, poll
-from gapless.protocol.door import Asked, Do, Door
+from gapless.protocol.door import Asked, Do, Door, Pending
 from gapless.protocol.inbox import Inbox, OpenRequest
 from gapless.protocol.inbox import Verdict as Judgement
 from gapless.protocol.inputs import (
@@ -501,12 +501,13 @@ class Session:
         if refused is not None:
             return [refused]
         cursor = input.cursor.stated.seq
+        self._ack(0, cursor)  # C4: before it is judged
         match self._ask(self.door.upgrade(input.nonce, cursor), input.verdict, now):
             case Do.OFFER:
                 event = self._open_door(cursor, input.nonce, input.ticket, input.url, now)
                 self.door.offer(event, input.nonce, input.ticket)
             case Do.OFFER_AGAIN:
-                self._ack(0, cursor)
+                self._pin_also(cursor, now)
                 self.door.show(input.nonce)
                 self._changed = True
             case Do.BURN:
@@ -529,13 +530,14 @@ class Session:
         refused = self.ended() or self._prove(input.cursor)
         if refused is not None:
             return [refused]
-        cursor = input.cursor.stated.seq
+        cursor, pending = input.cursor.stated.seq, self.door.pending
+        self._ack(0, cursor)  # C4
         match self._ask(self.door.handshake(input.ticket), input.verdict, now):
             case Do.OPEN_AND_BIND:
                 event = self._open_door(cursor, input.nonce, None, input.url, now)
-                return [self._bind(input, event, now)]
+                return [self._bind(input, event, pending, now)]
             case Do.BIND:
-                return [self._bind(input, None, now)]
+                return [self._bind(input, None, pending, now)]
             case Do.PROBE:
                 return self._probe()
             case Do.REFUSE_BOUND:
@@ -546,8 +548,7 @@ class Session:
                 raise AssertionError(other)
 
     def _open_door(self, cursor: int, nonce: str, ticket: str | None, url: str, now: float) -> int:
-        """The commit point's first half: ack the proven cursor (C4), append `U`, pin `(c, U]`."""
-        self._ack(0, cursor)
+        """The commit point's first half: append `U`, pin `(c, U]`."""
         data = msgspec.json.encode({"negotiation": nonce, "ticket": ticket, "url": url})
         event = self.append(0, "upgrade-accepted", data, now)
         self.outbox.pin_gap(cursor, event, now + self.limits.upgrade_window)
@@ -557,10 +558,16 @@ class Session:
         self._changed = True
         return event
 
-    def _bind(self, input: Handshake, event: int | None, now: float) -> Serving:
+    def _pin_also(self, cursor: int, now: float) -> None:
+        """Whoever else is shown `U` has the upgrade window for their gap, too (L4, U7)."""
+        pin, event = self.outbox.pin, self.door.event
+        assert event is not None
+        after = cursor if pin is None else min(cursor, pin.after)
+        self.outbox.pin_gap(after, event, now + self.limits.upgrade_window)
+
+    def _bind(self, input: Handshake, event: int | None, pending: Pending | None, now: float) -> Serving:
         """The commit point: `C` is what the log holds with this step (U2), the gate until its ack (U4)."""
         cursor, committed = input.cursor.stated, self.outbox.head
-        self._ack(0, cursor.seq)
         self.outbox.pin_gap(cursor.seq, committed, now + self.limits.upgrade_window)
         delivery = Delivery(
             input.connection,
@@ -574,7 +581,8 @@ class Session:
             written_at=now,
         )
         self._changed = True
-        return self._connect(delivery)
+        served = self._connect(delivery)
+        return Serving(delivery, served.committed, pending)
 
     def _ask(self, asked: Asked, verdict: Verdict | None, now: float) -> Do:
         """Look the question up; where the answer depends on a bound socket, on the probe's verdict (B6)."""
@@ -686,8 +694,14 @@ class Session:
             return []
         self.idle_since = now
         holds = delivery.medium is Medium.SOCKET and delivery.generation == self.door.generation
-        if holds and self.door.state is SessionState.WEBSOCKET_BOUND:
+        if not holds or self.door.state is not SessionState.WEBSOCKET_BOUND:
+            return []
+        if input.pending is None:
             self._release(Asked.SOCKET_GONE, CLOSE_FENCED, now)
+        else:
+            self.door.take(Asked.SOCKET_UNTOLD)
+            self.door.reopen(input.pending)
+            self._changed = True
         return []
 
     def _end(self, input: End, now: float) -> list[Effect]:

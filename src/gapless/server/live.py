@@ -142,7 +142,7 @@ class Live:
         except BaseException:
             for effect in effects:
                 if isinstance(effect, Serving):
-                    self.offer(Dropped(effect.delivery.connection))  # nobody will serve it
+                    self.offer(Dropped(effect.delivery.connection, effect.pending))  # nobody will serve it
             raise
         return [self._told(effect) for effect in effects]
 
