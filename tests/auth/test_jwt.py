@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 import base64
 import json
 import time
@@ -117,6 +118,50 @@ async def test_an_issuer_that_does_not_answer_leaves_known_keys_good(monkeypatch
             with pytest.raises(OSError, match="answered 500"):
                 await verifier.verify(of.token("ec"))
             assert (await verifier.verify(of.token())).name.endswith(" ann")
+
+
+async def test_a_key_that_the_issuer_has_withdrawn_is_believed_no_more(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    """It leaked, say. Somebody may have used it all day, or nobody for hours."""
+    monkeypatch.setattr(module, "_AGAIN", 0.0)
+    async with issuer() as of:
+        for age in ("_FRESH", "_OLD"):
+            of.published = ["rsa", "ec"]
+            async with verifying(of) as verifier:
+                of.published = ["rsa"]
+                assert (await verifier.verify(of.token("ec"))).name.endswith(" ann"), "it has just been had"
+                with monkeypatch.context() as later:
+                    later.setattr(module, age, 0.0)
+                    if age == "_FRESH":
+                        await verifier.verify(of.token("ec"))  # nobody waits for the look that this begins
+                        refreshing = verifier._refreshing  # pyright: ignore[reportPrivateUsage]
+                        assert refreshing is not None
+                        await refreshing
+                    with pytest.raises(DeniedError, match="no key"):
+                        await verifier.verify(of.token("ec"))
+                    assert (await verifier.verify(of.token("rsa"))).name.endswith(" ann")
+
+
+async def test_a_known_key_waits_for_nobody_who_asks_for_another() -> None:
+    async with issuer() as of, verifying(of) as verifier, asyncio.timeout(5):
+        async with verifier._fetching:  # pyright: ignore[reportPrivateUsage]
+            assert (await verifier.verify(of.token())).name.endswith(" ann")
+
+
+async def test_keys_of_an_issuer_that_is_gone_are_not_believed_for_ever(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    monkeypatch.setattr(module, "_AGAIN", 0.0)
+    monkeypatch.setattr(module, "_OLD", 0.0)
+    async with issuer() as of:
+        async with verifying(of) as verifier:
+            token = of.token()
+            of.broken = True
+            assert (await verifier.verify(token)).name.endswith(" ann")
+            monkeypatch.setattr(module, "_GONE", 0.0)
+            with pytest.raises(OSError, match="too old"):
+                await verifier.verify(token)
 
 
 async def test_a_server_without_its_issuer_does_not_start() -> None:

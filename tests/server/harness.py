@@ -789,7 +789,7 @@ class Uvicorn:
         config = uvicorn.Config(
             app,
             http=cast("Any", partial(Requests, limits, limits.max_connections, refused)),
-            ws=Handshakes,
+            ws=cast("Any", partial(Handshakes, refused)),
             lifespan="on",
             log_config=None,
             access_log=False,

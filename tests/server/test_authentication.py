@@ -3,11 +3,14 @@
 from __future__ import annotations
 
 import time
+from pathlib import Path
 from typing import Any
 
 import pytest
 
 from gapless.auth.base import DeniedError, Principal, Verifier
+from gapless.log.base import SessionKey, Stored
+from gapless.log.sqlite import SqliteLog
 from tests.server.harness import BOTH, JSON, Answer, Serve, Server, Session, Socket, note, request, soon
 
 
@@ -156,6 +159,51 @@ async def test_a_ticket_stands_for_who_asked_for_it_once(server: Server) -> None
     assert (await session.denied(session.start, offer["ticket"])).reason == (401, "unauthenticated")
 
 
+async def test_a_ticket_that_is_none_tells_nothing_of_the_session_and_starts_nothing(
+    serve: Serve, known: Known, tmp_path: Path
+) -> None:
+    """Whoever holds a session's token, from a log say, and no ticket: live, ended, stored, or never there."""
+    first = await serve(SqliteLog(tmp_path / "log.db"), verifier=known)
+    as_(first, "ann")
+    live, ended, kept = [await first.started() for _ in range(3)]
+    assert (await ended.delete()).status == 204
+    first.headers.clear()
+    for session in (live, ended):
+        assert (await session.denied(session.start, "x")).reason == (401, "unauthenticated")
+    await serve.stop(first)
+    second = await serve(SqliteLog(tmp_path / "log.db"), verifier=known)
+    kept.server = second
+    stored = await kept.denied(kept.start, "x")
+    kept.base = f"/mcp/session/{'x' * 43}"
+    never = await kept.denied(kept.start, "x")
+    assert stored.reason == never.reason == (401, "unauthenticated")
+    assert stored.body == never.body
+    assert not list(second.app.sessions.all()), "nobody has taken it over"
+    assert not second.backends.all
+
+
+async def test_a_session_of_somebody_else_costs_one_look_into_the_log_as_none_does(
+    serve: Serve, known: Known, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """What an answer of 404 takes must not tell which of the two it is."""
+    server = await serve(verifier=known)
+    as_(server, "ann")
+    session = await server.started()
+    as_(server, "bob")
+    looks: list[SessionKey] = []
+    load = server.log.load
+
+    async def counting(key: SessionKey) -> Stored | None:
+        looks.append(key)
+        return await load(key)
+
+    monkeypatch.setattr(server.log, "load", counting)
+    for base in (session.base, f"/mcp/session/{'x' * 43}"):
+        looks.clear()
+        assert (await server.ask("DELETE", base)).reason == (404, "session-unknown")
+        assert len(looks) == 1, base
+
+
 async def test_a_ticket_dies_with_the_token_of_who_asked_for_it(server: Server, known: Known) -> None:
     as_(server, "ann")
     session = await server.started()
@@ -246,8 +294,9 @@ async def test_behind_a_proxy_the_public_url_is_what_tokens_are_for(serve: Serve
     answer = await server.ask("POST", "/mcp/session", host)
     known_at = "https://mcp.example/.well-known/oauth-protected-resource/tools/mcp"
     assert f'resource_metadata="{known_at}"' in answer.header("www-authenticate")
-    metadata = await server.ask("GET", "/.well-known/oauth-protected-resource", host)
-    assert metadata.json()["resource"] == "https://mcp.example/tools/mcp"
+    for at in ("", "/mcp", "/tools/mcp"):  # the last is the one that is advertised
+        metadata = await server.ask("GET", f"/.well-known/oauth-protected-resource{at}", host)
+        assert metadata.json()["resource"] == "https://mcp.example/tools/mcp"
 
 
 async def test_a_server_that_asks_for_no_tokens_publishes_nothing(serve: Serve) -> None:

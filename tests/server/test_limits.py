@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 import json
 import time
+from contextlib import suppress
 from typing import Any
 
 import pytest
@@ -345,12 +346,15 @@ async def test_a_body_that_nobody_reads_is_waited_for_so_long(serve: Serve) -> N
     await wire.send("GET", "/healthz", {"Content-Length": "1000"}, b"x")
     assert (await wire.answer()).status == 200
     rest = asyncio.create_task(wire.rest())
-    for _ in range(900):
-        if rest.done():
-            break
-        await wire.write(b"x")
-        await passes(server, 0.01)
-    assert await rest == b""
+    with suppress(ConnectionError):  # a byte may meet the end on its way
+        for _ in range(900):
+            if rest.done():
+                break
+            await wire.write(b"x")
+            await passes(server, 0.01)
+    assert rest.done()
+    with suppress(ConnectionError):
+        assert await rest == b""
 
 
 async def test_one_that_comes_all_the_same_costs_nothing(serve: Serve) -> None:

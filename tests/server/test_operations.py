@@ -284,6 +284,12 @@ async def test_every_metric_is_on_the_page_with_its_labels_and_every_metric_on_t
     assert families == page
 
 
+def test_the_page_says_of_every_reason_what_to_do() -> None:
+    table = OPERATE[OPERATE.index("| reason | what it means on a server") :].partition("\n\n")[0]
+    named = [name for line in table.splitlines()[2:] for name in re.findall("`([a-z-]+)`", line.split("|")[1])]
+    assert sorted(named) == sorted(Reason)
+
+
 async def test_the_page_speaks_of_no_metric_and_no_reason_that_there_is_not(server: Server) -> None:
     assert set(re.findall(r"\bgapless_\w+", OPERATE)) <= (await exported(server)).keys()
     assert set(re.findall(r'reason="([^"]*)"', OPERATE)) <= {*Reason}
@@ -306,6 +312,54 @@ async def test_what_happens_is_counted(server: Server) -> None:
     once = {f'gapless_turns_total{{turn="{turn}",view="session"}}' for turn in ONCE}
     assert {name: found[name] for name in once} == dict.fromkeys(once, 1)
     assert found['gapless_upgrades_total{outcome="bound"}'] == 1
+
+
+async def test_what_became_of_each_handshake_is_counted(serve: Serve) -> None:
+    """Where it was refused before it got to the session, too."""
+    server = await serve(max_upgrades_per_minute=4)
+    session = await server.started()
+    outcomes = {
+        "malformed": session.denied("junk"),
+        "origin-forbidden": session.denied(session.start, Origin="https://evil.example"),
+        "ticket-spent": session.denied(session.start, "none"),
+    }
+    for reason, denied in outcomes.items():
+        assert (await denied).reason[1] == reason
+    while (denied := await session.denied(session.start, "none")).reason[1] == "ticket-spent":
+        pass
+    assert denied.reason == (429, "limit")
+    found = await counted(server)
+    for reason in (*outcomes, "limit"):
+        assert found[f'gapless_upgrades_total{{outcome="{reason}"}}'] >= 1, reason
+        assert found[f'gapless_refusals_total{{reason="{reason}"}}'] >= 1, reason
+
+
+async def test_what_is_no_endpoint_is_counted(server: Server) -> None:
+    assert (await server.ask("GET", "/nowhere")).reason == (404, "not-found")
+    assert (await counted(server))['gapless_refusals_total{reason="not-found"}'] == 1
+
+
+@pytest.mark.parametrize(
+    ("frame", "code", "reason"),
+    [
+        (b"\0", 1003, None),
+        ("event: cursor-ack\ndata: junk\n\n", 4400, "malformed"),
+        ("data: x", 4400, "malformed"),
+    ],
+)
+async def test_a_socket_that_we_close_is_logged_with_its_code_and_counted_with_its_reason(
+    server: Server, caplog: pytest.LogCaptureFixture, frame: bytes | str, code: int, reason: str | None
+) -> None:
+    caplog.set_level(logging.INFO, "gapless.turns")
+    session = await server.started()
+    socket = await session.bind(session.start)
+    await (socket.send(frame) if isinstance(frame, str) else socket.send_binary(frame))
+    assert await socket.closed() == code
+    await soon(alone(session))
+    (dropped,) = [turn for turn in turns(caplog) if turn["turn"] == "dropped"]
+    assert dropped["code"] == code
+    found = await counted(server)
+    assert found['gapless_refusals_total{reason="malformed"}'] == (reason is not None)
 
 
 ONCE = ("opened", "upgrade-accepted", "websocket-bound", "gap-crossed", "ended")

@@ -23,6 +23,12 @@ _LEEWAY: Final = 30.0
 """Seconds that clocks may differ by."""
 _AGAIN: Final = 30.0
 """Seconds between two requests for the keys, however many tokens name a key that is not known."""
+_FRESH: Final = 300.0
+"""Seconds after which keys are looked at anew, while those that are known are believed still."""
+_OLD: Final = 600.0
+"""Seconds after which they are looked at anew first: no key that was withdrawn is believed for longer."""
+_GONE: Final = 3600.0
+"""Seconds that keys are believed for while their issuer does not answer."""
 _MOST: Final = 256 * 1024
 _TIMEOUT: Final = 10.0
 _METADATA: Final = ("oauth-authorization-server", "openid-configuration")
@@ -34,6 +40,9 @@ class JwtVerifier(Verifier):
     Checked are the signature, by one of `algorithms`, `iss`, `aud`, `exp`, and `nbf` and `iat` where they
     are there; clocks may differ by 30 s. The principal is `sub`, under the issuer. Scopes are read from
     `scope` (RFC 9068), else from `scp`.
+
+    Keys that the issuer has withdrawn are believed for 10 min at most, or for an hour while it does not
+    answer. There is no other revocation: a token is good until it expires.
     """
 
     def __init__(
@@ -67,8 +76,10 @@ class JwtVerifier(Verifier):
         self._issuer, self._audience, self._jwks = issuer, audience, jwks
         self._algorithms = list(algorithms)
         self._keys: dict[str | None, jwt.PyJWK] = {}
-        self._fetched = -_AGAIN
+        self._asked = self._got = -_GONE
+        """When the keys were asked for last, and when they were had (s, monotonic)."""
         self._fetching = asyncio.Lock()
+        self._refreshing: asyncio.Task[None] | None = None
         self._client: httpx2.AsyncClient | None = None
 
     async def start(self) -> None:
@@ -86,6 +97,9 @@ class JwtVerifier(Verifier):
 
     async def close(self) -> None:
         """Close the connections to the issuer."""
+        if self._refreshing is not None:
+            self._refreshing.cancel()
+            await asyncio.wait({self._refreshing})
         if self._client is not None:
             await self._client.aclose()
 
@@ -118,14 +132,39 @@ class JwtVerifier(Verifier):
         return Principal(f"{self._issuer} {claims['sub']}", float(claims["exp"]) + _LEEWAY)
 
     async def _key(self, id: str | None) -> jwt.PyJWK:
-        """The key of that ID; without one, the only key there is."""
-        async with self._fetching:
-            if id not in self._keys and time.monotonic() >= self._fetched + _AGAIN:
-                await self._fetch()
+        """The key of that ID; without one, the only key there is.
+
+        One that is known waits for nobody who asks for one that is not.
+
+        Raises:
+            DeniedError: there is none. OSError: the issuer cannot be asked.
+        """
+        age = time.monotonic() - self._got
+        if id not in self._keys or age >= _OLD:
+            await self._refresh(id)
+        elif age >= _FRESH and (self._refreshing is None or self._refreshing.done()):
+            self._refreshing = asyncio.create_task(self._refresh(id))
         key = self._keys.get(id)
         if key is None:
             raise DeniedError("this JWT was signed by no key of the issuer")
+        if time.monotonic() - self._got >= _GONE:
+            raise OSError("the issuer does not answer, and its keys are too old to be believed")
         return key
+
+    async def _refresh(self, id: str | None) -> None:
+        """Look at the keys anew, unless somebody just did.
+
+        Raises:
+            OSError: it cannot be asked, and the key of that ID is not known.
+        """
+        async with self._fetching:
+            if time.monotonic() < self._asked + _AGAIN:
+                return
+            try:
+                await self._fetch()
+            except OSError:
+                if id not in self._keys:
+                    raise
 
     async def _fetch(self) -> None:
         """Get the keys anew.
@@ -133,7 +172,7 @@ class JwtVerifier(Verifier):
         Raises:
             OSError: they cannot be had.
         """
-        self._fetched = time.monotonic()
+        self._asked = time.monotonic()
         url = self._jwks or await self._discover()
         try:
             found = jwt.PyJWKSet.from_dict(await self._get(url)).keys
@@ -141,6 +180,7 @@ class JwtVerifier(Verifier):
             raise OSError(f"{url} holds no keys: {error}") from None
         keys = {key.key_id: key for key in found if key.public_key_use in (None, "sig")}
         self._keys = {**keys, None: found[0]} if len(found) == 1 else keys
+        self._got = time.monotonic()
 
     async def _discover(self) -> str:
         """The URL of the keys, by the issuer's metadata."""

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import logging
 import os
 import re
 import secrets
@@ -16,6 +17,7 @@ from gapless.errors import UsageError
 __all__ = ["TokenFile", "new_token"]
 
 _LINE: Final = re.compile(r"([^\s:#][^\s:]*):([0-9a-f]{64})")
+_log: Final = logging.getLogger("gapless.auth")
 _LOOK: Final = 2.0
 """Seconds between looks at the file."""
 
@@ -49,6 +51,8 @@ class TokenFile(Verifier):
         self._path = os.fspath(path)
         self._seen: tuple[int, int, int] | None = None
         self._names: dict[bytes, str] = {}
+        self._trouble = ""
+        """What was wrong with the file when it was looked at last."""
         try:
             self._read()
         except OSError as error:
@@ -65,7 +69,11 @@ class TokenFile(Verifier):
         return Principal(found)
 
     async def watch(self, revoke: Revoke) -> None:
-        """Look at the file for as long as it is served; one that cannot be read changes nothing."""
+        """Look at the file for as long as it is served.
+
+        One that cannot be read changes nothing, and says so in the log: whoever was to be let in or kept out
+        by it is not.
+        """
         while True:
             await asyncio.sleep(_LOOK)
             for name in self.look():
@@ -76,8 +84,13 @@ class TokenFile(Verifier):
         before = dict(self._names)
         try:
             self._read()
-        except (OSError, UsageError):
+        except (OSError, UsageError) as error:
+            told = str(error)
+            if told != self._trouble:
+                _log.warning("the tokens stay as they were read last, and nobody is revoked: %s", told)
+            self._trouble = told
             return frozenset()
+        self._trouble = ""
         return frozenset(name for known, name in before.items() if known not in self._names)
 
     def _read(self) -> None:

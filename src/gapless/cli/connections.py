@@ -232,7 +232,10 @@ class Requests(HttpToolsProtocol):
 class Handshakes(WebSocketsSansIOProtocol):
     """WebSocket: refuses what is no handshake (a header line above 8 KiB, say); uvicorn says nothing."""
 
-    _over = False
+    def __init__(self, refused: Callable[[Reason], None], *args: Any, **kwargs: Any) -> None:
+        super().__init__(*args, **kwargs)
+        self._refused = refused
+        self._over = False
 
     def handle_connect(self, event: Request) -> None:
         """Take a handshake, or refuse it."""
@@ -242,6 +245,7 @@ class Handshakes(WebSocketsSansIOProtocol):
             return
         self.handshake_initiated = self.handshake_complete = self.close_sent = self._over = True
         text = f"the handshake cannot be accepted: {response.body.decode(errors='replace').strip()}"
+        self._refused(Reason.MALFORMED)
         _refuse(self.transport, Refusal(Reason.MALFORMED, text))
 
     def handle_parser_exception(self) -> None:
@@ -274,4 +278,5 @@ class Handshakes(WebSocketsSansIOProtocol):
         error = self.conn.handshake_exc
         if error is not None and not self.handshake_initiated and not self.transport.is_closing():
             self._over = True
+            self._refused(Reason.MALFORMED)
             _refuse(self.transport, Refusal(Reason.MALFORMED, f"the handshake cannot be read: {error}"))

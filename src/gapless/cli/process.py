@@ -141,12 +141,17 @@ def _requests(limits: Limits, observer: Observer) -> Any:
     return partial(Requests, limits, wanted * 3 // 4, observer.refused)
 
 
+def _handshakes(observer: Observer) -> Any:
+    """Takes connections over that become sockets."""
+    return partial(Handshakes, observer.refused)
+
+
 async def _serve(app: Gapless, listening: socket.socket, started: Callable[[], None], manner: Manner) -> None:
     server = _Server(
         uvicorn.Config(
             app,
             http=_requests(app.sessions.limits, app.sessions.observer),
-            ws=Handshakes,
+            ws=_handshakes(app.sessions.observer),
             # ASGI cannot tell of pongs: our own probes and keep-alives do what pings are for.
             ws_ping_interval=None,
             ws_max_size=app.sessions.limits.max_message_bytes + BLOCK_OVERHEAD + _FRAME,

@@ -23,12 +23,13 @@ from gapless.protocol.refusal import Reason, Refusal
 from gapless.protocol.settings import Limits
 from gapless.server.access import LOOPBACK, METADATA, Access
 from gapless.server.door import SessionView
+from gapless.server.endpoint import Endpoint
 from gapless.server.metadata import Metadata
 from gapless.server.operations import OPERATIONS, Operations
 from gapless.server.relay import Doorway
 from gapless.server.sessions import Sessions
 from gapless.server.streams import StreamView
-from gapless.server.wire import refuse
+from gapless.server.wire import RefusedRequest
 
 __all__ = ["Gapless", "Settings", "build"]
 
@@ -144,9 +145,17 @@ def _cross_origin(settings: Settings) -> list[Middleware]:
     ]
 
 
-async def _nowhere(scope: Scope, receive: Receive, send: Send) -> None:
+def _metadata(settings: Settings) -> set[str]:
+    """Where the metadata is looked for: at the root, and under the endpoints' path, public and our own."""
+    public = urlsplit(settings.public_url or "").path.rstrip("/")
+    return {METADATA, METADATA + settings.path.rstrip("/"), METADATA + public}
+
+
+class _Nowhere(Endpoint):
     """What is no endpoint is refused as those refuse."""
-    await refuse(scope, receive, send, Refusal(Reason.NOT_FOUND, "there is no endpoint of this name"))
+
+    async def _route(self, scope: Scope, receive: Receive, send: Send) -> None:
+        raise RefusedRequest(Refusal(Reason.NOT_FOUND, "there is no endpoint of this name"))
 
 
 def build(log: Log, backends: BackendFactory, settings: Settings) -> Gapless:
@@ -175,12 +184,12 @@ def build(log: Log, backends: BackendFactory, settings: Settings) -> Gapless:
             Route(f"{base}/session", session_view),
             Route(f"{base}/session/{{session}}", session_view),
             *(Route(at, Operations(sessions, access)) for at in OPERATIONS),
-            *(Route(at, Metadata(sessions, access)) for at in {METADATA, METADATA + base}),
+            *(Route(at, Metadata(sessions, access)) for at in _metadata(settings)),
         ],
         middleware=_cross_origin(settings),
         lifespan=lifespan,
     )
-    app.router.default = _nowhere
+    app.router.default = _Nowhere(sessions, access)
     app.verifier = settings.verifier
     app.sessions = sessions
     app.doorway = Doorway(app, settings.limits.max_message_bytes)

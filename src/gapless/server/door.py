@@ -4,9 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import secrets
-import time
 from contextlib import suppress
-from hmac import compare_digest
 from typing import Any, Final
 from urllib.parse import quote
 
@@ -71,19 +69,15 @@ class SessionView(Endpoint):
         token: str | None = scope["path_params"].get("session")
         last: str = scope["path"].rpartition("/")[2]
         by_ticket = scope["type"] == "websocket" and self._by_ticket(scope, headers)
-        if by_ticket:
-            self._check(scope)
-        principal = None if by_ticket else await self._admit(scope)
+        principal = await (self._bearer(scope, token or "") if by_ticket else self._admit(scope))
         if token is None:
-            assert principal is not None
             await self._open(principal, scope, receive, send)
             return
         text = "this is a stream-view session: use /mcp"
         found = await self._find(scope, principal, token, View.SESSION, text)
         if scope["type"] == "websocket":
-            await self._socket(found, principal or _bearer(found, scope), scope, receive, send)
+            await self._socket(found, principal, scope, receive, send)
             return
-        assert principal is not None
         handler, method = {
             "messages": (self._messages, "POST"),
             "events": (self._events, "GET"),
@@ -99,6 +93,18 @@ class SessionView(Endpoint):
         """Whether a handshake has a ticket alone to say whose it is: browsers can send no header (§9)."""
         alone = "authorization" not in headers and self._access.verifier is not None
         return alone and "ticket" in QueryParams(scope["query_string"])
+
+    async def _bearer(self, scope: Scope, token: str) -> Principal:
+        """Whom the ticket of a handshake stands for; if for nobody, nothing is told of the session.
+
+        Raises:
+            RefusedRequest: as `_check`, or it lets nobody in.
+        """
+        self._check(scope)
+        found = await self._sessions.bearer(token, QueryParams(scope["query_string"])["ticket"])
+        if found is None:
+            raise RefusedRequest(Refusal(Reason.UNAUTHENTICATED, "this ticket lets nobody in"))
+        return found
 
     async def _open(self, principal: Principal, scope: Scope, receive: Receive, send: Send) -> None:
         if scope["method"] != "POST":
@@ -322,7 +328,7 @@ class SessionView(Endpoint):
             try:
                 return (await feed(live, delivery, wake, write)).code
             except StorageError:
-                return Refusal(Reason.STORAGE, "").row.close or 1013
+                return self._close_for(Reason.STORAGE)
             except RuntimeError:
                 return CLOSE_GOING_AWAY  # uvicorn's word for a peer that went before the 101 was written
 
@@ -337,6 +343,7 @@ class SessionView(Endpoint):
                 code = writer.result()
             if code is not None:
                 writer.cancel()
+                delivery.close = delivery.close or code  # what its end is logged with
                 with suppress(TimeoutError, RuntimeError):  # uvicorn's word for a socket that it has closed
                     async with asyncio.timeout(_CLOSE_WAIT):
                         reason = live.machine.reason if code == CLOSE_OVER else None
@@ -364,11 +371,11 @@ class SessionView(Endpoint):
             try:
                 blocks = decoder.feed(text.encode())
             except TooLargeError:
-                return Refusal(Reason.TOO_LARGE, "").row.close
+                return self._close_for(Reason.TOO_LARGE)
             except MalformedError:
-                return Refusal(Reason.MALFORMED, "").row.close
+                return self._close_for(Reason.MALFORMED)
             if decoder.pending:
-                return Refusal(Reason.MALFORMED, "").row.close  # a frame holds whole blocks (W1)
+                return self._close_for(Reason.MALFORMED)  # a frame holds whole blocks (W1)
             try:
                 for block in blocks:
                     if block.event == "message":
@@ -378,9 +385,16 @@ class SessionView(Endpoint):
                         if code is not None:
                             return code
             except (StorageFault, StorageError):
-                return Refusal(Reason.STORAGE, "").row.close
+                return self._close_for(Reason.STORAGE)
             if len(delivery.refused) > _REFUSED_MOST:
-                return Refusal(Reason.LIMIT, "").row.close
+                return self._close_for(Reason.LIMIT)
+
+    def _close_for(self, reason: Reason) -> int:
+        """The close code that a refusal on a socket has, where it is no block; it is counted."""
+        self._sessions.observer.refused(reason)
+        code = Refusal(reason, "").row.close
+        assert code is not None
+        return code
 
     async def _take_framed(
         self, live: Live, delivery: Delivery, process: str | None, id: str | None, data: bytes
@@ -397,12 +411,11 @@ class SessionView(Endpoint):
         )
 
     async def _take_ack(self, live: Live, delivery: Delivery, data: bytes) -> int | None:
-        malformed = Refusal(Reason.MALFORMED, "").row.close
         try:
             body = msgspec.json.decode(data, type=dict[str, Any])
             stated = parse_cursor(self._string(live, body, "cursor"))
         except (msgspec.DecodeError, UnicodeDecodeError, RecursionError, MalformedError, RefusedRequest):
-            return malformed
+            return self._close_for(Reason.MALFORMED)
         cursor = await live.cursor(stated)
         live.offer(Acked(cursor, delivery.connection))
         return None
@@ -424,20 +437,6 @@ def _ticket(principal: Principal) -> str:
     """A ticket stands for whoever asked for it, and no longer than they do (§9)."""
     until = "" if principal.expires is None else f".{principal.expires:.0f}"
     return secrets.token_urlsafe(24) + until
-
-
-def _bearer(live: Live, scope: Scope) -> Principal:
-    """Whom the ticket of a handshake stands for.
-
-    Raises:
-        RefusedRequest: it is not the one that is outstanding, or it has expired.
-    """
-    given, valid = QueryParams(scope["query_string"])["ticket"], live.machine.door.ticket
-    if valid is not None and compare_digest(given.encode(errors="replace"), valid.encode()):
-        _, _, until = valid.partition(".")
-        if not until or time.time() < int(until):
-            return Principal(live.principal, float(until) if until else None)
-    raise RefusedRequest(Refusal(Reason.UNAUTHENTICATED, "this ticket lets nobody in"))
 
 
 def _events_url(scope: Scope) -> str:

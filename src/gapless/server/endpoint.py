@@ -48,13 +48,20 @@ class Endpoint(ABC):
             except PassedOn as elsewhere:
                 await self._pass_on(elsewhere.to, scope, receive, send)
         except RefusedRequest as error:
-            self._sessions.observer.refused(error.refusal.reason)
+            self._note(scope, error.refusal.reason)
             await refuse(scope, receive, send, error.refusal, error.headers, error.id)
         except (StorageFault, StorageError) as error:
-            self._sessions.observer.refused(Reason.STORAGE)
+            self._note(scope, Reason.STORAGE)
             await refuse(scope, receive, send, Refusal(Reason.STORAGE, str(error)))
         except ClientGoneError:
             pass  # nobody is left to answer
+
+    def _note(self, scope: Scope, reason: Reason) -> None:
+        """Count a refusal; of a handshake it is what came of it."""
+        observer = self._sessions.observer
+        observer.refused(reason)
+        if scope["type"] == "websocket":
+            observer.metrics.upgrades.labels(reason.value).inc()
 
     async def _pass_on(self, to: Elsewhere, scope: Scope, receive: Receive, send: Send) -> None:
         """Another process owns the session: it answers, unless it shows no life until its lease is over (N1).
@@ -148,11 +155,9 @@ class Endpoint(ABC):
             raise RefusedRequest(opened)
         return opened
 
-    async def _find(
-        self, scope: Scope, principal: Principal | None, token: str, view: View, elsewhere: str
-    ) -> Live:
-        """The principal's session of this view that is not over, in that order; `None` is yet to tell."""
-        found = await self._sessions.find(token, None if principal is None else principal.name)
+    async def _find(self, scope: Scope, principal: Principal, token: str, view: View, elsewhere: str) -> Live:
+        """The principal's session of this view that is not over, in that order."""
+        found = await self._sessions.find(token, principal.name)
         if isinstance(found, Refusal):
             raise RefusedRequest(found)
         if isinstance(found, Elsewhere):

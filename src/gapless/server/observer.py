@@ -119,7 +119,6 @@ class Observer:
                 generation = delivery.generation
                 self.turned(Turn.BOUND, session, machine, cursor=_stated(input), generation=generation)
             case Handshake(), [Refused(refusal)]:
-                self.metrics.upgrades.labels(refusal.reason.value).inc()
                 self._resumed(input, Medium.SOCKET, refusal.reason)
             case Dropped(), _ if gone is not None:
                 generation = gone.generation or None

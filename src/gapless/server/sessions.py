@@ -12,9 +12,10 @@ from collections.abc import Awaitable, Callable, Iterable
 from contextlib import suppress
 from dataclasses import dataclass, replace
 from functools import partial
+from hmac import compare_digest
 from typing import Final
 
-from gapless.auth.base import ANONYMOUS
+from gapless.auth.base import ANONYMOUS, Principal
 from gapless.backends.base import BackendFactory
 from gapless.errors import ConflictError, StorageError
 from gapless.log.base import Log, Owner, OwnerId, SessionKey, Stored
@@ -191,10 +192,34 @@ class Sessions:
             live.machine.reason is None and principal in (None, live.principal) for live in lives
         )
 
-    async def find(self, token: str, principal: str | None) -> Live | Elsewhere | Refusal:
-        """The session behind a token, or why there is none: another principal's is as none (§9).
+    async def bearer(self, token: str, ticket: str) -> Principal | None:
+        """Whom a ticket of the session behind a token stands for, and until when (§9).
 
-        `None` finds anybody's: whoever asks must then show a ticket of the session.
+        `None` if it is not the one that is outstanding, has expired, or there is no such session. Nothing
+        is started or changed by that: whoever asks has shown nothing yet.
+
+        Raises:
+            StorageError: the log could not be read.
+        """
+        key = _key(token)
+        live, stored = self._live.get(key), None
+        if live is None:
+            stored = await self.log.load(key)
+        valid, name = None, ""
+        if live is not None:
+            valid, name = live.machine.door.ticket, live.principal
+        elif stored is not None:
+            record = read_record(stored.record)
+            valid, name = record.ticket, record.principal
+        if valid is None or not compare_digest(ticket.encode(errors="replace"), valid.encode()):
+            return None
+        _, _, until = valid.partition(".")
+        if until and time.time() >= int(until):
+            return None
+        return Principal(name, float(until) if until else None)
+
+    async def find(self, token: str, principal: str) -> Live | Elsewhere | Refusal:
+        """The session behind a token, or why there is none: another principal's is as none (§9).
 
         Raises:
             StorageError: the log could not be read, or ownership could not be settled.
@@ -207,13 +232,13 @@ class Sessions:
                 self._let_go(live)
                 live = None
         if live is not None:
-            if principal is None or live.principal == principal:
+            if live.principal == principal:
                 return live
             await self.log.load(key)  # in no less time than if there were none
             return _unknown()
         stored = await self.log.load(key)
         record = None if stored is None else read_record(stored.record)
-        if stored is None or record is None or principal not in (None, record.principal):
+        if stored is None or record is None or principal != record.principal:
             return _unknown()
         if record.reason is not None:  # a tombstone: who asks is told why, and nobody owns it (B4)
             text = f"the session is over: {record.reason}"
