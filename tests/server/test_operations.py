@@ -286,7 +286,8 @@ async def test_every_metric_is_on_the_page_with_its_labels_and_every_metric_on_t
 
 def test_the_page_says_of_every_reason_what_to_do() -> None:
     table = OPERATE[OPERATE.index("| reason | what it means on a server") :].partition("\n\n")[0]
-    named = [name for line in table.splitlines()[2:] for name in re.findall("`([a-z-]+)`", line.split("|")[1])]
+    cells = [line.split("|")[1] for line in table.splitlines()[2:]]
+    named = [name for cell in cells for name in re.findall("`([a-z-]+)`", cell)]
     assert sorted(named) == sorted(Reason)
 
 

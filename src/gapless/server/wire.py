@@ -163,7 +163,7 @@ async def refuse(
     if refusal.reason is Reason.UPGRADE_UNAVAILABLE:
         extra |= {"Upgrade": "websocket", "Sec-WebSocket-Protocol": "mcp.v1"}  # U6
         if scope.get("http_version") == "1.1":
-            extra["Connection"] = "Upgrade"  # RFC 9110 §7.8: beside `Upgrade`, and none of it in HTTP/2
+            extra["Connection"] = "Upgrade"  # RFC 9110, 7.8: beside `Upgrade`; HTTP/2 has none
     if scope["type"] == "http":
         await respond(send, refusal.status, refusal.body(id), extra)
         return
