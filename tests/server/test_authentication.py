@@ -2,15 +2,19 @@
 
 from __future__ import annotations
 
+import asyncio
 import time
 from pathlib import Path
 from typing import Any
 
 import pytest
+from hypothesis import given
+from hypothesis import strategies as st
 
 from gapless.auth.base import DeniedError, Principal, Verifier
 from gapless.log.base import SessionKey, Stored
 from gapless.log.sqlite import SqliteLog
+from gapless.server.access import Access
 from tests.server.harness import BOTH, JSON, Answer, Serve, Server, Session, Socket, note, request, soon
 
 
@@ -101,6 +105,31 @@ async def test_nobody_is_let_in_without_a_token(server: Server, sent: str | None
             known_at = f"http://{server.host}/.well-known/oauth-protected-resource/mcp"
             assert f'resource_metadata="{known_at}", scope="tools more"' in told, where
             assert ('error="invalid_token"' in told) == (sent is not None)
+
+
+CHARACTERS = st.one_of(st.characters(max_codepoint=255), st.sampled_from(" ,;=\t\0an"))
+
+
+@given(
+    text=st.one_of(
+        st.text(CHARACTERS, max_size=40),
+        st.tuples(st.text(CHARACTERS, max_size=3), st.text(CHARACTERS, max_size=3), st.integers(0, 10)).map(
+            lambda parts: "Bearer ann"[: parts[2]] + parts[0] + "Bearer ann"[parts[2] :] + parts[1]
+        ),
+        st.sampled_from(["Bearer ann", "bearer  ann", "BEARER bob"]),
+    )
+)
+def test_nothing_but_a_token_lets_anybody_in(text: str) -> None:
+    """Whatever is in `Authorization`: who gets in has a token in it, as it was made, and nothing else."""
+    access = Access(verifier=Known())
+    scope = {"type": "http", "scheme": "http", "path": "/mcp", "query_string": b"access_token=ann"}
+    scope["headers"] = [(b"host", b"localhost"), (b"authorization", text.encode("latin-1"))]
+    found = asyncio.run(access.principal(scope))
+    scheme, _, token = text.partition(" ")
+    known = scheme.lower() == "bearer" and token.strip(" ") in ("ann", "bob") and not token.endswith(" ")
+    assert isinstance(found, Principal) == known
+    if isinstance(found, Principal):
+        assert found.name == token.strip(" ")
 
 
 async def test_a_token_in_a_url_is_none(server: Server) -> None:

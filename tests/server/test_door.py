@@ -19,6 +19,7 @@ from tests.server.harness import (
     Server,
     Session,
     Socket,
+    block_of,
     note,
     on_both_servers,
     request,
@@ -443,6 +444,21 @@ async def test_a_handshake_whose_commit_is_not_durable_gets_no_101(serve: Serve)
     log.gate.set()
     head = await heading
     assert (head.status, head.header("x-mcp-resume-cursor")) == (101, "1")
+
+
+@on_both_servers
+async def test_a_frame_that_is_not_masked_ends_the_connection_and_is_not_heard(serve: Serve) -> None:
+    """RFC 6455 §10.3: whoever masks nothing could have a proxy in between take it for something else."""
+    server = await serve()
+    session = await server.started()
+    wire = await server.wire()
+    await wire.send("GET", f"{session.base}/events", HANDSHAKE | {"Last-Event-ID": session.start})
+    assert (await wire.head()).status == 101
+    block = block_of(note("unmasked"), 2)
+    await wire.write(bytes([0x81, len(block)]) + block)
+    await wire.rest()  # to its end
+    assert (await session.post(2, note("masked"))).status == 202, "number 2 is free still"
+    assert (await session.backend.take())["method"] == "masked"
 
 
 @on_both_servers
