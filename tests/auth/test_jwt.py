@@ -150,7 +150,7 @@ async def test_a_known_key_waits_for_nobody_who_asks_for_another() -> None:
 
 
 async def test_keys_of_an_issuer_that_is_gone_are_not_believed_for_ever(
-    monkeypatch: pytest.MonkeyPatch,
+    monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
 ) -> None:
     monkeypatch.setattr(module, "_AGAIN", 0.0)
     monkeypatch.setattr(module, "_OLD", 0.0)
@@ -162,6 +162,7 @@ async def test_keys_of_an_issuer_that_is_gone_are_not_believed_for_ever(
             monkeypatch.setattr(module, "_GONE", 0.0)
             with pytest.raises(OSError, match="too old"):
                 await verifier.verify(token)
+    assert "answered 500" in caplog.text, "its operator is told why"
 
 
 async def test_a_server_without_its_issuer_does_not_start() -> None:

@@ -159,6 +159,7 @@ async def test_a_verifier_that_cannot_tell_is_to_be_asked_again(server: Server, 
     answer = await server.ask("POST", "/mcp/session")
     assert answer.reason == (503, "limit")
     assert answer.header("retry-after") == "1"
+    assert b"issuer" not in answer.body, "nor is why for whoever asks"
 
 
 @pytest.mark.rule("B4")

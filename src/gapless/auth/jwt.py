@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import logging
 import time
 from collections.abc import Sequence
 from typing import Any, Final, cast
@@ -16,6 +17,8 @@ from gapless.auth.base import DeniedError, Principal, Verifier
 from gapless.errors import GaplessError, UsageError
 
 __all__ = ["ALGORITHMS", "JwtVerifier"]
+
+_log: Final = logging.getLogger("gapless.auth")
 
 ALGORITHMS: Final = ("RS256", "RS384", "RS512", "PS256", "PS384", "PS512", "ES256", "ES384", "EdDSA")
 """Signatures by a key pair: none that a server which verifies could make as well."""
@@ -162,7 +165,8 @@ class JwtVerifier(Verifier):
                 return
             try:
                 await self._fetch()
-            except OSError:
+            except OSError as error:
+                _log.warning("the issuer's keys cannot be had: %s", error)
                 if id not in self._keys:
                     raise
 
