@@ -202,13 +202,13 @@ class Sessions:
             StorageError: the log could not be read.
         """
         key = _key(token)
-        live, stored = self._live.get(key), None
-        if live is None:
-            stored = await self.log.load(key)
-        valid, name = None, ""
+        live = self._live.get(key)
         if live is not None:
+            await self.lease.ensure()  # else another process may have offered another ticket
+        valid, name = None, ""
+        if live is not None and not live.stale:
             valid, name = live.machine.door.ticket, live.principal
-        elif stored is not None:
+        elif (stored := await self.log.load(key)) is not None:
             record = read_record(stored.record)
             valid, name = record.ticket, record.principal
         if valid is None or not compare_digest(ticket.encode(errors="replace"), valid.encode()):
