@@ -1,5 +1,6 @@
-"""What one event costs, counted instead of timed: from the MCP server's pipe to an event stream, and on to a
-client's application.
+"""What one event costs, counted instead of timed: from the MCP server's pipe, or an object in the process,
+to an event stream, and on to a client's application; what a call costs, commits and all, and a crossing to
+a WebSocket.
 
 Counted are calls, of Python's functions and of C's, by the place that makes them. What is called once for a
 read, a commit or a write is left out, as how many events those hold is a matter of luck; what is called for
@@ -12,16 +13,22 @@ import asyncio
 import json
 import sys
 from collections import Counter
-from collections.abc import Callable
+from collections.abc import Awaitable, Callable
+from pathlib import Path
+from tempfile import TemporaryDirectory
 from types import FrameType
 from typing import Any, Final, Literal
 
 import pytest
 
 from benchmarks.harness import CHILD, WrongEvents
-from benchmarks.load import DONE, INITIALIZE, call, check
+from benchmarks.load import DONE, INITIALIZE, call, check, last_id
+from benchmarks.servers.emitter import server
+from gapless.backends.base import BackendFactory
+from gapless.backends.sdk import SdkBackends
 from gapless.backends.stdio import StdioBackends
 from gapless.log.memory import MemoryLog
+from gapless.log.sqlite import SqliteLog
 from gapless.protocol import outbox
 from gapless.protocol.block import BlockDecoder, encode_block
 from gapless.server.app import Gapless, Settings, build
@@ -29,8 +36,10 @@ from tests.client.offline import offline
 
 EVENTS: Final = 1000
 
-RECORDED: Final = {"session": 17, "stream": 17, "client": 42}
-"""Calls for each event by view, and in a client, when last looked at. Lower them when a path gets shorter."""
+REPEATS: Final = 50
+RECORDED: Final = {"session": 17, "stream": 17, "object": 40, "client": 42, "call": 1400, "crossing": 1320}
+"""Calls for each event by view, of an object in process and in a client; for each `tools/call`, and each
+crossing: when last looked at. Lower them when a path gets shorter."""
 MOST: Final = 1.5
 """How many times that is too much, either way: a path that got as much shorter is recorded anew."""
 
@@ -42,7 +51,8 @@ HEADERS: Final = {
 }
 
 View = Literal["session", "stream"]
-Way = Literal[View, "client"]
+Way = Literal["session", "stream", "object", "client", "call", "crossing"]
+WAYS: Final = tuple(RECORDED)
 Told = Callable[[bytes], object]
 
 
@@ -81,19 +91,7 @@ class Asker:
             headers["mcp-session-id"] = self.session
         body = b"" if message is None else json.dumps(message).encode()
         asked = [{"type": "http.request", "body": body, "more_body": False}]
-        scope = {
-            "type": "http",
-            "asgi": {"version": "3.0"},
-            "http_version": "1.1",
-            "method": method,
-            "scheme": "http",
-            "path": path,
-            "raw_path": path.encode(),
-            "query_string": b"",
-            "headers": [(name.encode(), value.encode()) for name, value in headers.items()],
-            "client": ("127.0.0.1", 1),
-            "server": ("127.0.0.1", 2),
-        }
+        scope = {"type": "http", "method": method, **_scope("http", path, headers)}
 
         async def receive() -> dict[str, Any]:
             if not asked:
@@ -108,10 +106,50 @@ class Asker:
 
         await self._app(scope, receive, send)
 
+    async def cross(self, path: str, cursor: str) -> str:
+        """A handshake, the gap, its acknowledgement, and away; the cursor after the gap."""
+        headers = {"host": "localhost", "last-event-id": cursor, "mcp-client": "guard"}
+        scope = {"type": "websocket", "subprotocols": ["mcp.v1"], **_scope("ws", path, headers)}
+        said: asyncio.Queue[dict[str, Any]] = asyncio.Queue()
+        said.put_nowait({"type": "websocket.connect"})
+        heard, echo = b"", b"?"
 
-async def delivered(view: View) -> float:
+        async def send(answer: Any) -> None:
+            nonlocal heard, echo
+            if answer["type"] == "websocket.accept":
+                echo = b"id: " + dict(answer["headers"])[b"x-mcp-resume-cursor"] + b"."
+            heard += answer.get("text", "").encode()
+            if echo in heard and said.empty():
+                ack = f'event: cursor-ack\ndata: {{"cursor":"{last_id(heard)}"}}\n\n'
+                said.put_nowait({"type": "websocket.receive", "text": ack})
+                said.put_nowait({"type": "websocket.disconnect", "code": 1000})
+
+        await self._app(scope, said.get, send)
+        return last_id(heard)
+
+
+def _scope(scheme: str, path: str, headers: dict[str, str]) -> dict[str, Any]:
+    return {
+        "asgi": {"version": "3.0"},
+        "http_version": "1.1",
+        "scheme": scheme,
+        "path": path,
+        "raw_path": path.encode(),
+        "query_string": b"",
+        "headers": [(name.encode(), value.encode()) for name, value in headers.items()],
+        "client": ("127.0.0.1", 1),
+        "server": ("127.0.0.1", 2),
+    }
+
+
+def piped() -> StdioBackends:
+    """The benchmarks' stdio server."""
+    return StdioBackends([sys.executable, "-I", str(CHILD)])
+
+
+async def delivered(view: View, backends: BackendFactory | None = None) -> float:
     """Calls for each of 1,000 events: read from a pipe, linked, committed, written to an event stream."""
-    app = build(MemoryLog(), StdioBackends([sys.executable, "-I", str(CHILD)]), Settings())
+    app = build(MemoryLog(), backends or piped(), Settings())
     asker, calls, done = Asker(app), Calls(), asyncio.Event()
     arrived: list[bytes] = []
 
@@ -184,17 +222,75 @@ async def taken() -> float:
     return calls.for_each(EVENTS)
 
 
+async def repeated(once: Callable[[Gapless, Asker], Awaitable[Callable[[int], Awaitable[None]]]]) -> float:
+    """Calls for each repetition of something, in the loop's own thread and with the log's work done there."""
+    with TemporaryDirectory() as folder:
+        log = SqliteLog(Path(folder) / "log.db", synchronous="off", inline=True)
+        app, calls = build(log, piped(), Settings()), Calls()
+        await app.start()
+        try:
+            again = await once(app, Asker(app))
+            for n in range(1, 11):
+                await again(n)
+            sys.setprofile(calls)
+            try:
+                for n in range(11, 11 + REPEATS):
+                    await again(n)
+            finally:
+                sys.setprofile(None)
+        finally:
+            await app.close()
+    return calls.for_each(REPEATS)
+
+
+async def called(_: Gapless, asker: Asker) -> Callable[[int], Awaitable[None]]:
+    """One `tools/call` after another: two commits each."""
+    post, _reading = await opened(asker, "stream", len)
+
+    async def again(n: int) -> None:
+        answer: list[bytes] = []
+        await post(n, call(n, "echo", {"text": "x"}), answer.append)
+        assert DONE in b"".join(answer)
+
+    return again
+
+
+async def crossed(app: Gapless, asker: Asker) -> Callable[[int], Awaitable[None]]:
+    """One socket after another, each with what the last one left."""
+    body: list[bytes] = []
+    await asker.ask("POST", "/mcp/session", told=body.append)
+    session = json.loads(b"".join(body))
+    path, cursor = f"/mcp/session/{session['session']}/events", session["cursor"]
+
+    async def again(_: int) -> None:
+        nonlocal cursor
+        before, cursor = cursor, await asker.cross(path, cursor)
+        assert int(cursor.partition(".")[0]) == int(before.partition(".")[0]) + 1, "its own `U`"
+
+    return again
+
+
 async def counted(way: Way) -> float:
-    """Calls for each event on one of the ways."""
-    return await (taken() if way == "client" else delivered(way))
+    """Calls for each event on one of the ways, for each call, or each crossing."""
+    match way:
+        case "client":
+            return await taken()
+        case "object":
+            return await delivered("stream", SdkBackends(server))
+        case "call":
+            return await repeated(called)
+        case "crossing":
+            return await repeated(crossed)
+        case _:
+            return await delivered(way)
 
 
-@pytest.mark.parametrize("way", ["session", "stream", "client"])
+@pytest.mark.parametrize("way", WAYS)
 async def test_an_event_costs_no_more_calls_than_it_did(way: Way) -> None:
     assert await counted(way) <= MOST * RECORDED[way]
 
 
-@pytest.mark.parametrize("way", ["session", "stream", "client"])
+@pytest.mark.parametrize("way", WAYS)
 async def test_what_is_recorded_is_not_far_above_what_is_so(way: Way) -> None:
     found = await counted(way)
     assert RECORDED[way] <= MOST * found, f"it is {found:.0f} now: record that"
@@ -212,6 +308,18 @@ async def test_one_more_json_parse_for_each_event_is_found(monkeypatch: pytest.M
 
     monkeypatch.setattr(outbox, "encode_events", parses)
     assert await delivered("session") > MOST * without
+
+
+async def test_a_call_that_does_all_its_work_twice_is_found(monkeypatch: pytest.MonkeyPatch) -> None:
+    without = await counted("call")
+    ask = Asker.ask
+
+    async def twice(asker: Asker, *args: Any, **kwargs: Any) -> None:
+        await ask(asker, *args, **kwargs)
+        await ask(asker, *args, **kwargs)
+
+    monkeypatch.setattr(Asker, "ask", twice)
+    assert await counted("call") > MOST * without
 
 
 @pytest.mark.parametrize("arrived", [b'"n":0', b'"n":0 "n":0', b'"n":1 "n":0', b'"n":0 "n":1 "n":1'])
