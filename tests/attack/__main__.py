@@ -1,8 +1,9 @@
 """Bad inputs, a million of them, to a real `gapless serve`: `make attack`.
 
-Two servers in turn, one in front of a stdio server on SQLite, one with an SDK server in its process, get
+Three servers in turn, one in front of a stdio server on SQLite, two with an SDK server in their process, get
 requests, handshakes and frames that are wrong in every way that anybody has thought of, from raw sockets, and
-good clients climb beside them. Everything is drawn from one seed.
+good clients climb beside them. The third asks for tokens, which none of that has: nobody is to be let in
+there, with whichever session. Everything is drawn from one seed.
 
     python -m tests.attack --inputs 20000 --seed 7
     python -m tests.attack --server sdk --family framing
@@ -28,6 +29,7 @@ from typing import Any, Final
 from rich.console import Console
 from rich.table import Table
 
+from gapless.auth.tokens import new_token
 from gapless.cli.loop import loop_factory
 from tests.attack.campaign import FAMILIES, Attack, Report
 from tests.attack.exchange import Bounds
@@ -39,7 +41,7 @@ __all__ = ["SERVERS", "attack", "main"]
 
 _progress: Final = Console(stderr=True, highlight=False)
 
-_SHARES: Final = {"stdio": 1, "sdk": 9}
+_SHARES: Final = {"stdio": 1, "sdk": 8, "guarded": 1}
 SERVERS: Final = tuple(_SHARES)
 _EVERY: Final = 5.0
 """Seconds between two lines of progress."""
@@ -63,7 +65,8 @@ def command(server: str, folder: Path, quick: bool) -> list[str]:
     if server == "stdio":
         child = ["--", sys.executable, "-m", "tests.attack.child"]
         return gapless(f"sqlite:///{folder / 'attack.db'}", *child, **limits, max_children=64)
-    return gapless("memory:", "examples.ladder_server:server", **limits, max_sessions=400)
+    tokens = ["--tokens", str(folder / "tokens")] if server == "guarded" else []
+    return gapless("memory:", *tokens, "examples.ladder_server:server", **limits, max_sessions=400)
 
 
 async def attack(server: str, inputs: int, seed: int, *, quick: bool = False, **options: Any) -> Report:
@@ -77,6 +80,10 @@ async def attack(server: str, inputs: int, seed: int, *, quick: bool = False, **
         RuntimeError: it does not start.
     """
     with tempfile.TemporaryDirectory() as folder:
+        if server == "guarded":
+            token, line = new_token("attacker")
+            (Path(folder) / "tokens").write_text(line)
+            options |= {"token": token, "witnesses": False}  # those that climb have no token, either
         process = Process(command(server, Path(folder), quick), Path(folder) / "said")
         seats = 4 if server == "stdio" else 12
         if quick:

@@ -69,6 +69,7 @@ class Attack:
         process: the server; it is started and stopped here.
         inputs: how many bad inputs to send.
         seats, uses: sessions of each view that are attacked at a time, and how often each is.
+        token: what the server asks for: no bad input has it, and nobody is to be let in without.
         witnesses, pace: whether good clients climb beside, and how many seconds there are between two rungs.
         warm: how much of the attack comes before what the server holds is noted; 0 if it is not to be.
         settle: seconds that the server has to be rid of sessions that nobody is connected to.
@@ -86,6 +87,7 @@ class Attack:
         bounds: Bounds = Bounds(),  # noqa: B008
         seats: int = 6,
         uses: int = 150,
+        token: str = "",
         witnesses: bool = True,
         pace: float = 0.04,
         settle: float = 40.0,
@@ -98,7 +100,8 @@ class Attack:
         self._inputs = inputs
         self._seed = seed
         self._bounds = bounds
-        self._seats, self._uses = seats, uses
+        self._seats, self._uses, self._token = seats, uses, token
+        self.report.findings.guarded = bool(token)
         self._witnesses = witnesses
         self._pace = pace
         self._settled = settle
@@ -114,17 +117,17 @@ class Attack:
         began = time.monotonic()
         try:
             await self._process.start()
-            target = Target(self._process.port, seats=self._seats, uses=self._uses)
+            target = Target(self._process.port, seats=self._seats, uses=self._uses, token=self._token)
             witnesses = self._good_ones() if self._witnesses else None
             if witnesses is not None:
                 await witnesses.start(target)
             try:
                 if self._warm:
                     await self._volley(target, int(self._inputs * self._warm))
-                    report.tasks = [await self._settle(3 if witnesses else 0)]
+                    report.tasks = [await self._settle(target, 3 if witnesses else 0)]
                     report.before = self._process.held()
                 await self._volley(target, self._inputs)
-                report.tasks.append(await self._settle(3 if witnesses else 0))
+                report.tasks.append(await self._settle(target, 3 if witnesses else 0))
                 report.after = self._process.held()
             finally:
                 if witnesses is not None:
@@ -195,11 +198,12 @@ class Attack:
             await asyncio.gather(tending, return_exceptions=True)
         await target.leave()
 
-    async def _settle(self, sessions: int) -> int:
+    async def _settle(self, target: Target, sessions: int) -> int:
         """Wait until the server has no sessions but those of the witnesses; how many tasks it then has."""
         deadline, text = time.monotonic() + self._settled, b""
         while self._process.runs and time.monotonic() < deadline:
-            answer = await ask(self._process.port, request(b"GET", b"/metrics"), self._bounds.answer)
+            metrics = request(b"GET", b"/metrics", target.headers)
+            answer = await ask(self._process.port, metrics, self._bounds.answer)
             text = b"" if answer is None else bytes(answer.body)
             states = re.findall(rb'gapless_sessions\{state="(\w+)"\} ([\d.]+)', text)
             live = sum(float(n) for state, n in states if state != b"TERMINATED")

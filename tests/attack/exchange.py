@@ -191,6 +191,7 @@ class Exchanges:
                 self._look(answer, volley.seat, about, bodiless=False)
         if answers.switched:
             self.findings.answers[101, ""] += 1
+            self.findings.admitted(101, b"", about)
             deflated = b"sec-websocket-extensions" in answers.whole[0].headers
             self._read(answers.rest, volley.seat, deflated, about)
 

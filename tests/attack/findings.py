@@ -17,12 +17,22 @@ VERDICTS: Final = {
     "reason": "every refusal says its reason",
     "hang": "every exchange ends in time",
     "desync": "no answer without its request, none inside another",
+    "admission": "nobody is let in without a token",
     "growth": "memory, descriptors, threads and children as before",
     "witnesses": "nothing of the witnesses is lost, repeated or refused",
     "alive": "the server answers afterwards, and stops cleanly",
 }
 """What is judged, by name."""
 
+_OPEN: Final = (b"", b"ok", b"ready")
+"""What `/healthz` and `/readyz` say, to a HEAD nothing."""
+_BEFORE: Final = frozenset(
+    {
+        *("unauthenticated", "host-forbidden", "origin-forbidden", "not-found", "method-not-allowed"),
+        *("malformed", "headers-too-large", "url-too-long", "request-timeout", "limit", "of a HEAD", ""),
+    }
+)
+"""What one without a token may be told: what is wrong before it matters who asks."""
 _KEPT: Final = 3
 """Examples of one kind of finding that are kept."""
 _REASONS: Final = frozenset(reason.value for reason in Reason)
@@ -33,6 +43,7 @@ class Findings:
     """One attack's.
 
     Attributes:
+        guarded: whether the server asks for tokens, which no bad input has.
         inputs: bad inputs, by family.
         answers: by status and reason.
         closes: of WebSockets, by close code; 1006 where there was none.
@@ -41,6 +52,7 @@ class Findings:
         examples: the first of each of those.
     """
 
+    guarded: bool = False
     inputs: Counter[str] = field(default_factory=Counter[str])
     answers: Counter[tuple[int, str]] = field(default_factory=Counter[tuple[int, str]])
     closes: Counter[int] = field(default_factory=Counter[int])
@@ -88,7 +100,16 @@ class Findings:
                 )
         if answer.status >= 500 and not (answer.status == 503 and reason):
             self.find("5xx", f"{answer.status} {bytes(answer.body[:100])!r}", about)
+        if answer.status < 400:
+            self.admitted(answer.status, bytes(answer.body), about)
+        elif self.guarded and reason not in _BEFORE:
+            self.find("admission", f"{answer.status} {reason}, which is nobody's to know", about)
         if b"Traceback (most" in answer.body:
             self.find("traceback", "in an answer", f"{bytes(answer.body[:2000])!r}, in answer to {about}")
         self.answers[answer.status, reason] += 1
         return reason
+
+    def admitted(self, status: int, body: bytes, about: str) -> None:
+        """Somebody was not refused: on a guarded server only who asks whether it lives, or is ready."""
+        if self.guarded and not (status == 200 and body.strip() in _OPEN):
+            self.find("admission", f"{status} {body[:40]!r}", about)

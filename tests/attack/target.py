@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from dataclasses import dataclass, field
 from random import Random
 from typing import Any, Final
@@ -72,12 +73,14 @@ class Target:
 
     Attributes:
         port: where it listens, on loopback.
+        headers: what the requests have that are no bad inputs: a token, where one is asked for.
         strangers: cursors of sessions that are not the attacker's.
         opened: how many sessions were opened.
     """
 
-    def __init__(self, port: int, *, seats: int, uses: int) -> None:
+    def __init__(self, port: int, *, seats: int, uses: int, token: str = "") -> None:
         self.port = port
+        self.headers = [(b"Authorization", b"Bearer " + token.encode())] if token else []
         self.strangers: list[bytes] = []
         self.opened = 0
         self._most = seats
@@ -116,17 +119,17 @@ class Target:
     async def leave(self) -> None:
         """End every session that is known."""
         for seat in [*self._seats[True], *self._seats[False]]:
-            await ask(self.port, self.ending(seat))
+            await ask(self.port, self.ending(seat, self.headers))
         self._seats = {True: [], False: []}
 
-    def ending(self, seat: Seat) -> bytes:
-        """What ends a session."""
+    def ending(self, seat: Seat, headers: Sequence[tuple[bytes, bytes]] = ()) -> bytes:
+        """What ends a session, if it has what is asked for."""
         if seat.streams:
-            return request(b"DELETE", STREAM, [(b"Mcp-Session-Id", seat.token)])
-        return request(b"DELETE", seat.path)
+            return request(b"DELETE", STREAM, [(b"Mcp-Session-Id", seat.token), *headers])
+        return request(b"DELETE", seat.path, headers)
 
     async def _open_session(self) -> Seat | None:
-        answer = await ask(self.port, request(b"POST", SESSION, body=b""))
+        answer = await ask(self.port, request(b"POST", SESSION, self.headers, b""))
         if answer is None or answer.status != 201:
             return None
         told: dict[str, Any] = msgspec.json.decode(answer.body)
@@ -136,13 +139,14 @@ class Target:
                 (b"Content-Type", JSON),
                 (b"Mcp-Client", b"attack"),
                 (b"Mcp-Message-Number", b"%d" % seat.number),
+                *self.headers,
             ]
             await ask(self.port, request(b"POST", seat.path + b"/messages", headers, text))
             seat.number += 1
         return seat
 
     async def _open_stream(self) -> Seat | None:
-        headers = [(b"Content-Type", JSON), (b"Accept", JSON + b", " + EVENTS)]
+        headers = [(b"Content-Type", JSON), (b"Accept", JSON + b", " + EVENTS), *self.headers]
         answer = await ask(self.port, request(b"POST", STREAM, headers, _INITIALIZE))
         if answer is None or answer.status != 200 or b"mcp-session-id" not in answer.headers:
             return None

@@ -18,9 +18,11 @@ from tests.server.harness import (
     Session,
     Socket,
     block_of,
+    encode,
     note,
     on_both_servers,
     request,
+    soon,
 )
 
 FOREIGN = "0.0.0123456789abcdef"
@@ -515,3 +517,20 @@ async def test_a_log_that_cannot_be_read_is_503(serve: Serve) -> None:
     assert (await session.ack(cursor)).reason == (503, "storage")
     log.unreadable = False
     assert (await session.ack(cursor)).json() == {"ack": 1}
+
+
+@pytest.mark.parametrize("path", ["/mcp/", "/mcp/session/", "/mcp/session/x/", "/healthz/", "/nowhere/"])
+async def test_nobody_is_redirected_by_a_slash_to_whatever_host_says(server: Server, path: str) -> None:
+    for headers in ({}, EVIL):
+        answer = await server.ask("PUT", path, headers)
+        assert answer.reason[1] in ("method-not-allowed", "not-found", "host-forbidden"), path
+        assert not answer.all("location")
+
+
+async def test_a_slash_after_the_url_of_the_endpoint_is_no_other_endpoint(server: Server) -> None:
+    initialize = request(0, "initialize", protocolVersion="2025-11-25", capabilities={}, clientInfo={})
+    wire = await server.wire()
+    await wire.send("POST", "/mcp/", JSON | BOTH, encode(initialize))
+    head = await soon(wire.head())
+    assert head.status == 200
+    assert head.header("mcp-session-id")

@@ -175,7 +175,7 @@ def build(log: Log, backends: BackendFactory, settings: Settings) -> Gapless:
 
     app = Gapless(
         routes=[  # in the order of how often each is asked for: they are tried in turn
-            Route(base or "/", stream_view),
+            *(Route(at, stream_view) for at in dict.fromkeys((base or "/", f"{base}/"))),
             *(
                 Route(f"{base}/session/{{session}}/{part}", session_view)
                 for part in ("messages", "events", "ack", "upgrade")
@@ -190,6 +190,7 @@ def build(log: Log, backends: BackendFactory, settings: Settings) -> Gapless:
         lifespan=lifespan,
     )
     app.router.default = _Nowhere(sessions, access)
+    app.router.redirect_slashes = False  # it would redirect whoever asks, to whatever `Host` says
     app.verifier = settings.verifier
     app.sessions = sessions
     app.doorway = Doorway(app, settings.limits.max_message_bytes)
