@@ -4,12 +4,14 @@ from __future__ import annotations
 
 import itertools
 
+import msgspec
 import pytest
 
 from gapless.client import http
 from gapless.errors import ConnectionGaveUpError, RefusedError, SessionEndedError
 from gapless.protocol.client import Client, Phase, Retry
 from gapless.protocol.cursor import EventId
+from gapless.protocol.jsonrpc import peek
 from gapless.protocol.moves import (
     CloseStream,
     Delete,
@@ -31,6 +33,7 @@ from gapless.protocol.moves import (
     SocketClosed,
     Start,
     StreamEnded,
+    Submit,
 )
 from gapless.protocol.refusal import ENDED, Action, Reason, Refusal
 from tests.client.machine import LINK0, Hand, event_data
@@ -383,3 +386,15 @@ def test_whatever_a_server_says_of_when_to_retry_the_client_goes_on(
 ) -> None:
     """`²` is a digit to `str.isdigit`, and no number to `int`."""
     assert http.refused(1, 503, b"", said).retry_after == seconds
+
+
+@pytest.mark.rule("W5", "L7")
+def test_an_answer_that_is_too_large_for_the_server_is_replaced_by_an_error_under_its_id() -> None:
+    """Or the MCP server would wait for it for as long as the session lives."""
+    hand, _ = posting()
+    hand.client.sending.limit = 1000
+    big = b'{"jsonrpc":"2.0","id":"asked","result":{"text":"' + b"x" * 1000 + b'"}}'
+    hand.put(Submit(big, peek(big)))
+    (kept,) = hand.client.outgoing.due(None)
+    said = msgspec.json.decode(kept.data)
+    assert (said["id"], said["error"]["data"]["reason"]) == ("asked", "too-large")

@@ -713,6 +713,7 @@ class World(RuleBasedStateMachine):
         pin = session.outbox.pin
         acks_and_pin = session.outbox.acks, None if pin is None else (pin.after, pin.upto)
         assert acks_and_pin == self.acks_and_pin()
+        assert (pin and pin.deadline) == (self.pin and self.pin[2])
         assert (session.inbox.received, session.inbox.durable) == (len(self.messages), self.durable)
         assert list(session.inbox.open) == list(self.open)
         found, summary = self.found(session), self.summary()

@@ -494,6 +494,27 @@ async def test_storage_comes_last(serve: Serve) -> None:
     log.full = False
 
 
+@pytest.mark.rule("L7")
+async def test_a_call_without_a_number_that_could_not_be_stored_is_not_to_be_tried_again(
+    serve: Serve,
+) -> None:
+    """It has been taken, and runs once the log takes writes: a client that tried again would run it twice."""
+    log = Fragile()
+    server = await serve(log)
+    session = await server.initialized()
+    log.full = True
+    headers = JSON | BOTH | {"Mcp-Session-Id": session.token}
+    answer = await server.ask("POST", "/mcp", headers, request(7))
+    assert answer.status == 200
+    told = answer.json()
+    assert (told["id"], told["error"]["data"]["reason"]) == (7, "outcome-unknown")
+    assert (await server.ask("POST", "/mcp", headers, note())).reason == (503, "storage"), "that runs nothing"
+    log.full = False
+    backend = server.backends.all[-1]
+    while (await backend.take()).get("id") != 7:
+        pass
+
+
 async def test_a_session_that_cannot_be_stored_is_503(serve: Serve) -> None:
     log = Fragile()
     server = await serve(log)

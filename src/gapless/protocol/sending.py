@@ -5,7 +5,7 @@ from __future__ import annotations
 from typing import Any, Final
 
 from gapless.errors import ConnectionGaveUpError, GaplessError, RefusedError, SessionEndedError, UsageError
-from gapless.protocol.jsonrpc import Kind, RequestId
+from gapless.protocol.jsonrpc import Envelope, Kind, RequestId, error_response
 from gapless.protocol.moves import Effect, Failed, Post, Refused, Send, Settle, Submit
 from gapless.protocol.outgoing import Outgoing, encode_messages
 from gapless.protocol.phases import Retry
@@ -62,6 +62,8 @@ class Sending:
     def submit(self, input: Submit) -> list[Effect]:
         """Number and keep a message; one above the limit is refused here (W5).
 
+        In place of an answer goes an error under its ID, or the server would wait for it for ever (L7).
+
         Raises:
             UsageError: a request with this ID is in flight; nothing changed.
         """
@@ -71,10 +73,15 @@ class Sending:
         if self.limit is None or len(input.data) <= self.limit:
             self.outgoing.add(input.data, envelope)
             return []
-        if envelope.kind is not Kind.REQUEST or envelope.id is None:
-            return []
         text = f"a message of {len(input.data)} bytes is above the server's limit of {self.limit}"
-        return [Settle(envelope.id, -32000, text, {"reason": Reason.TOO_LARGE.value})]
+        about = {"reason": Reason.TOO_LARGE.value}
+        if envelope.id is None or envelope.kind is Kind.NOTIFICATION:
+            return []
+        if envelope.kind is Kind.REQUEST:
+            return [Settle(envelope.id, -32000, text, about)]
+        answer = error_response(envelope.id, -32603, text, about)
+        self.outgoing.add(answer, Envelope(Kind.RESPONSE, id=envelope.id))
+        return []
 
     def flush(self, socket: int | None, connection: int) -> list[Effect]:
         """Send what is due: on `socket`, or in a POST made while `connection` was the latest attempt."""

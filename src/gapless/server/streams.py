@@ -19,6 +19,7 @@ from gapless.protocol.refusal import Reason, Refusal
 from gapless.protocol.revisions import STREAM_VIEW, primes, requested_revision, unsupported_version
 from gapless.protocol.session import View
 from gapless.server.endpoint import Endpoint
+from gapless.server.faults import StorageFault
 from gapless.server.intake import message_input
 from gapless.server.live import Live
 from gapless.server.wire import (
@@ -148,7 +149,17 @@ class StreamView(Endpoint):
         connection = self._connection(live) if looked.envelope.kind is Kind.REQUEST else None
         message = Message(looked.data, looked.digest, looked.envelope, answer_on=connection, primed=primed)
         answered = {"Mcp-Session-Id": token}
-        for effect in await live.put(message):
+        try:
+            effects = await live.put(message)
+        except StorageFault as fault:
+            # It runs once the log takes writes: told to try again, its client would have it run twice.
+            if looked.envelope.kind is not Kind.REQUEST:
+                raise
+            self._sessions.observer.refused(Reason.STORAGE)
+            answer = outcome_unknown(looked.envelope.id, f"it may run yet: {fault}")
+            await respond(send, 200, answer, {"Content-Type": JSON, **answered})
+            return
+        for effect in effects:
             match effect:
                 case Serving(delivery):
                     await serve_events(live, delivery, principal, receive, send, answered)
