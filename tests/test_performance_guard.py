@@ -222,14 +222,14 @@ async def taken() -> float:
     return calls.for_each(EVENTS)
 
 
-async def repeated(once: Callable[[Gapless, Asker], Awaitable[Callable[[int], Awaitable[None]]]]) -> float:
+async def repeated(once: Callable[[Asker], Awaitable[Callable[[int], Awaitable[None]]]]) -> float:
     """Calls for each repetition of something, in the loop's own thread and with the log's work done there."""
     with TemporaryDirectory() as folder:
         log = SqliteLog(Path(folder) / "log.db", synchronous="off", inline=True)
         app, calls = build(log, piped(), Settings()), Calls()
         await app.start()
         try:
-            again = await once(app, Asker(app))
+            again = await once(Asker(app))
             for n in range(1, 11):
                 await again(n)
             sys.setprofile(calls)
@@ -243,7 +243,7 @@ async def repeated(once: Callable[[Gapless, Asker], Awaitable[Callable[[int], Aw
     return calls.for_each(REPEATS)
 
 
-async def called(_: Gapless, asker: Asker) -> Callable[[int], Awaitable[None]]:
+async def called(asker: Asker) -> Callable[[int], Awaitable[None]]:
     """One `tools/call` after another: two commits each."""
     post, _reading = await opened(asker, "stream", len)
 
@@ -255,7 +255,7 @@ async def called(_: Gapless, asker: Asker) -> Callable[[int], Awaitable[None]]:
     return again
 
 
-async def crossed(app: Gapless, asker: Asker) -> Callable[[int], Awaitable[None]]:
+async def crossed(asker: Asker) -> Callable[[int], Awaitable[None]]:
     """One socket after another, each with what the last one left."""
     body: list[bytes] = []
     await asker.ask("POST", "/mcp/session", told=body.append)

@@ -26,6 +26,7 @@ __all__ = ["crossing"]
 EVENTS = 5_000
 EVERY = 0.001
 MOVES = 100
+"""Of each kind, where nothing is behind them."""
 STAY = 0.025
 """Seconds between two moves."""
 
@@ -77,7 +78,7 @@ def crossing(bench: Bench) -> list[Figure]:
         bench.asked("log.py", str(directory / "log.db")) as log,
     ):
         servers = {"full": durable, "memory": fleeting}
-        journeys: dict[str, list[Journey]] = {log: [] for log in servers}
+        journeys: dict[str, list[Journey]] = {kind: [] for kind in servers}
         for server in servers.values():
             _travel(server)
         _bare(floor)
@@ -88,9 +89,9 @@ def crossing(bench: Bench) -> list[Figure]:
             least.append(_bare(floor) + log(f"wait {MOVES}") / 2)
     count = sum(len(journey.crossings) for each in journeys.values() for journey in each)
     bench.note(f"{count} crossings, no event lost")
-    ratio, added, *pauses = _figures(journeys["full"], "", 2.5, 1, 2, 20)
+    as_many, added, *pauses = _figures(journeys["full"], "", 2.5, 1, 2, 20)
     alone = _in_ms("uvicorn's part of that, and a commit: the least there could be", None, least)
-    return [ratio, added, alone, *pauses, *_figures(journeys["memory"], ", log in memory")]
+    return [as_many, added, alone, *pauses, *_figures(journeys["memory"], ", log in memory")]
 
 
 def _bare(floor: Server) -> float:

@@ -243,10 +243,8 @@ class Handshakes(WebSocketsSansIOProtocol):
         if response.status_code == 101:
             super().handle_connect(event)
             return
-        self.handshake_initiated = self.handshake_complete = self.close_sent = self._over = True
-        text = f"the handshake cannot be accepted: {response.body.decode(errors='replace').strip()}"
-        self._refused(Reason.MALFORMED)
-        _refuse(self.transport, Refusal(Reason.MALFORMED, text))
+        self.handshake_initiated = self.handshake_complete = self.close_sent = True
+        self._refuse(f"the handshake cannot be accepted: {response.body.decode(errors='replace').strip()}")
 
     def handle_parser_exception(self) -> None:
         """Close; before the 101 there is no close frame to say so with."""
@@ -277,6 +275,9 @@ class Handshakes(WebSocketsSansIOProtocol):
         super().data_received(data)
         error = self.conn.handshake_exc
         if error is not None and not self.handshake_initiated and not self.transport.is_closing():
-            self._over = True
-            self._refused(Reason.MALFORMED)
-            _refuse(self.transport, Refusal(Reason.MALFORMED, f"the handshake cannot be read: {error}"))
+            self._refuse(f"the handshake cannot be read: {error}")
+
+    def _refuse(self, text: str) -> None:
+        self._over = True
+        self._refused(Reason.MALFORMED)
+        _refuse(self.transport, Refusal(Reason.MALFORMED, text))

@@ -581,8 +581,8 @@ class Session:
             written_at=now,
         )
         self._changed = True
-        served = self._connect(delivery)
-        return Serving(delivery, served.committed, pending)
+        self._connect(delivery)
+        return Serving(delivery, committed, pending)
 
     def _ask(self, asked: Asked, verdict: Verdict | None, now: float) -> Do:
         """Look the question up; where the answer depends on a bound socket, on the probe's verdict (B6)."""

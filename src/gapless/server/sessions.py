@@ -202,11 +202,8 @@ class Sessions:
             StorageError: the log could not be read.
         """
         key = _key(token)
-        live = self._live.get(key)
-        if live is not None:
-            await self.lease.ensure()  # else another process may have offered another ticket
         valid, name = None, ""
-        if live is not None and not live.stale:
+        if (live := await self._held(key)) is not None:
             valid, name = live.machine.door.ticket, live.principal
         elif (stored := await self.log.load(key)) is not None:
             record = read_record(stored.record)
@@ -225,12 +222,7 @@ class Sessions:
             StorageError: the log could not be read, or ownership could not be settled.
         """
         key = _key(token)
-        live = self._live.get(key)
-        if live is not None:
-            await self.lease.ensure()  # else another process may know more of the session than this one
-            if live.stale:
-                self._let_go(live)
-                live = None
+        live = await self._held(key)
         if live is not None:
             if live.principal == principal:
                 return live
@@ -244,6 +236,16 @@ class Sessions:
             text = f"the session is over: {record.reason}"
             return Refusal(record.reason, text, stored.committed, stored.floor, stored.received)
         return await self._load(key) or _unknown()
+
+    async def _held(self, key: SessionKey) -> Live | None:
+        """The session as this process serves it, unless another may know more of it than this one."""
+        live = self._live.get(key)
+        if live is not None:
+            await self.lease.ensure()
+            if live.stale:
+                self._let_go(live)
+                return None
+        return live
 
     async def _load(self, key: SessionKey, *, expire: bool = False) -> Live | Elsewhere | None:
         """Find a session in the log, once for all who ask at the same time; if it is ours to, end it."""
