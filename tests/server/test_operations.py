@@ -335,6 +335,15 @@ async def test_what_became_of_each_handshake_is_counted(serve: Serve) -> None:
         assert found[f'gapless_refusals_total{{reason="{reason}"}}'] >= 1, reason
 
 
+async def test_a_handshake_that_is_none_is_counted(server: Server) -> None:
+    session = await server.started()
+    wire = await server.wire()
+    upgrade = {"Connection": "Upgrade", "Upgrade": "websocket", "Sec-WebSocket-Key": "x"}
+    await wire.send("GET", f"{session.base}/events", {**upgrade, "Sec-WebSocket-Version": "13"})
+    assert (await wire.answer()).reason == (400, "malformed")
+    assert (await counted(server))['gapless_refusals_total{reason="malformed"}'] == 1
+
+
 async def test_what_is_no_endpoint_is_counted(server: Server) -> None:
     assert (await server.ask("GET", "/nowhere")).reason == (404, "not-found")
     assert (await counted(server))['gapless_refusals_total{reason="not-found"}'] == 1
