@@ -10,7 +10,7 @@ from gapless.client.network import Network
 from gapless.protocol.block import Block
 from gapless.protocol.client import Client
 from gapless.protocol.cursor import EventId
-from gapless.protocol.moves import Arrived, Effect, Opened, Over, Start, StreamOpened
+from gapless.protocol.moves import Arrived, Effect, Opened, Over, Settle, Start, StreamOpened
 from tests.client.machine import LINK0, Hand
 
 __all__ = ["Offline", "offline"]
@@ -22,6 +22,8 @@ class Offline(Driver):
     def _perform(self, effect: Effect) -> None:
         if isinstance(effect, Over):
             self.ends.append(effect.error)
+        elif isinstance(effect, Settle):
+            super()._perform(effect)
 
     ends: list[Any]
 

@@ -395,6 +395,23 @@ def test_a_superseded_session_ends_the_client() -> None:
     assert hand.client.error.code == "non-resumable-boundary"
 
 
+@pytest.mark.rule("B1", "L7")
+def test_a_stream_that_ends_with_the_session_is_not_asked_for_again() -> None:
+    hand = streaming()
+    hand.submit({"id": 1, "method": "a"})
+    hand.submit({"id": 2, "method": "a"})
+    hand.arrive(hand.emit(b'{"jsonrpc":"2.0","id":2,"result":{}}'))
+    hand.arrive(hand.emit(b'{"reason":"session-expired","retryable":false}', "session-superseded"))
+    effects = hand.put(StreamEnded(hand.client.stream or 0))
+    assert [e.id for e in effects if isinstance(e, Settle)] == [1], "the answer to the other is here"
+    assert hand.client.error is not None
+    assert hand.client.error.code == "session-expired"
+    assert not any(isinstance(e, Delete) for e in effects)
+    while hand.take() is not None:
+        pass
+    assert hand.seen == [b'{"jsonrpc":"2.0","id":2,"result":{}}']
+
+
 @pytest.mark.rule("U9")
 def test_a_stream_that_ends_at_an_acceptance_leads_to_the_door_with_its_ticket() -> None:
     hand = streaming("auto")

@@ -11,6 +11,7 @@ from hypothesis.stateful import run_state_machine_as_test
 from gapless.errors import GaplessError
 from gapless.protocol.client import Client
 from gapless.protocol.incoming import Event, Incoming
+from gapless.protocol.jsonrpc import Kind, RequestId, peek
 from gapless.protocol.moves import Arrived, Effect
 from gapless.protocol.sending import Sending
 from tests.client.test_client_stateful import Following
@@ -98,6 +99,29 @@ def a_timer_that_is_forgotten(patch: Patch) -> None:
     patch.setattr(Client, "_rest", rest)
 
 
+def an_end_that_forgets_what_had_arrived(patch: Patch) -> None:
+    real = Client._end
+
+    def end(self: Client, error: GaplessError | None, *, live: bool = True) -> list[Effect]:
+        self.incoming.clear()
+        return real(self, error, live=live)
+
+    patch.setattr(Client, "_end", end)
+
+
+def an_end_that_settles_what_is_answered(patch: Patch) -> None:
+    patch.setattr(Incoming, "answers", lambda self: set[RequestId]())
+
+
+def a_question_after_the_end(patch: Patch) -> None:
+    real = Client.wanted
+
+    def wanted(self: Client, event: Event) -> bool:
+        return real(self, event) or (event.event == "message" and peek(event.data).kind is Kind.REQUEST)
+
+    patch.setattr(Client, "wanted", wanted)
+
+
 MUTANTS = (
     a_cursor_moved_before_delivery,
     an_end_that_settles_nothing,
@@ -106,6 +130,9 @@ MUTANTS = (
     an_ack_that_waits_for_64_events,
     a_late_end_of_an_older_stream,
     a_timer_that_is_forgotten,
+    an_end_that_forgets_what_had_arrived,
+    an_end_that_settles_what_is_answered,
+    a_question_after_the_end,
 )
 
 

@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 
 import anyio
+import msgspec
 import pytest
 
 from gapless.client.streams import Messages, Sink
@@ -18,6 +19,7 @@ from gapless.protocol.moves import (
     Input,
     Leave,
     Post,
+    StreamEnded,
     Tick,
 )
 from tests.client.machine import Hand, event_data
@@ -73,6 +75,35 @@ async def test_who_waits_for_a_message_is_told_of_the_end() -> None:
     driver.put(Leave())
     assert await waiting is None
     assert driver.over
+
+
+@pytest.mark.rule("L7")
+async def test_what_had_arrived_before_the_end_comes_first_then_what_has_no_answer_then_nothing() -> None:
+    driver, log = offline()
+    for id in (1, 2):
+        data = b'{"jsonrpc":"2.0","id":%d,"method":"tools/call"}' % id
+        await driver.submit(data, peek(data))
+    say(driver, log, 1)
+    answer = b'{"jsonrpc":"2.0","id":2,"result":{}}'
+    driver.put(Arrived(2, log.emit(answer)))
+    driver.put(Arrived(2, log.emit(b'{"reason":"session-expired"}', "session-superseded")))
+    driver.put(StreamEnded(2))
+    assert driver.over
+    told: list[bytes] = []
+    while (data := await driver.next()) is not None:
+        told.append(data)
+        driver.accepted()
+    assert told[:2] == [event_data(1), answer]
+    (last,) = map(msgspec.json.decode, told[2:])
+    assert (last["id"], last["error"]["data"]["reason"]) == (1, "outcome-unknown")
+
+
+@pytest.mark.rule("L7")
+async def test_who_leaves_is_given_nothing_more() -> None:
+    driver, log = offline()
+    say(driver, log, 1)
+    driver.put(Leave())
+    assert await driver.next() is None
 
 
 @pytest.mark.rule("C4")

@@ -311,7 +311,11 @@ class Peer:
         that: an event that lies untaken when its connection goes is one that lies behind another.
         """
         machine = self.machine
-        while self.hand is None and (event := machine.take()) is not None:
+        while True:
+            if self.hand is not None and machine.phase is Phase.OVER:
+                effects += self._processed(self.hand)  # when makes no difference any more
+            if self.hand is not None or (event := machine.take()) is None:
+                break
             if machine.wanted(event):
                 self.hand = event
             else:
@@ -345,11 +349,8 @@ class Peer:
         if code not in self.peers.ends:
             raise Violation(f"§11.5: the client ended with {code}: {error}")
         self.peers.ended.add(code)
-        answered = set(self.replied)
-        if self.hand is not None and self.hand.event == "message":
-            answered.add(peek(self.hand.data).id)  # pyright: ignore[reportArgumentType]
-        if set(self.asked) - answered:
-            raise Violation(f"L7: the client ended, requests {set(self.asked) - answered} wait")
+        if set(self.asked) != self.replied:
+            raise Violation(f"L7: the client ended, requests {set(self.asked) - self.replied} wait")
 
     def _normalise(self) -> None:
         """Times become "some time": only which timers run matters. Numbers are used again.

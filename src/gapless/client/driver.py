@@ -116,6 +116,7 @@ class Driver:
         self._sockets: dict[int, Socket] = {}
         self._waiting: list[asyncio.Future[None]] = []
         self._told: deque[bytes] = deque()
+        self._last: deque[bytes] = deque()
         self._in_hand: Event | None = None
         self._alarm: asyncio.TimerHandle | None = None
         self._looking = False
@@ -232,7 +233,8 @@ class Driver:
             case Delete():
                 self._farewell = self._spawn(self._http.delete(session))
             case Settle(id, code, message, data):
-                self._told.append(error_response(id, code, message, data))
+                told = self._last if self.over else self._told  # what arrived before the end goes first
+                told.append(error_response(id, code, message, data))
             case Over(error):
                 self._over(error)
             case _:
@@ -328,7 +330,7 @@ class Driver:
             event = self.machine.take()
             if event is None:
                 if self.over:
-                    return None
+                    return self._last.popleft() if self._last else None
                 await self._wait()
             elif self.machine.wanted(event):
                 self._in_hand = event

@@ -168,8 +168,11 @@ class Client:
         return self.incoming.cursor
 
     def take(self) -> Event | None:
-        """The next event; once the application accepted it, or if it is not `wanted`, put in `Delivered`."""
-        return None if self.phase is Phase.OVER else self.incoming.take()
+        """The next event; once the application accepted it, or if it is not `wanted`, put in `Delivered`.
+
+        What had arrived before the end is still there to be taken after it, unless the application left.
+        """
+        return self.incoming.take()
 
     def handle(self, input: Input, now: float) -> list[Effect]:
         """Take one input; return what to do, in order.
@@ -208,6 +211,7 @@ class Client:
                 self._listen_again(now)
                 return self._tick(now)
             case Leave():
+                self.incoming.clear()
                 return self._end(input.error)
             case StreamEnded():
                 return self._stream_ended(now) if input.attempt == self.stream else []
@@ -403,16 +407,19 @@ class Client:
         return effects  # the stream's end leads to the door; anywhere else this is history (U9)
 
     def wanted(self, event: Event) -> bool:
-        """Whether the application should see this event: none of ours, and no answer it already has."""
+        """Whether the application should see this event.
+
+        None of ours, no answer that it already has, and no question that nobody would hear the answer of.
+        """
         if event.event != "message":
             return False
         try:
             envelope = peek(event.data)
         except MalformedError:
             return True
-        if envelope.kind is not Kind.RESPONSE or envelope.id is None:
-            return True
-        return self.sending.wants(envelope.id)
+        if envelope.kind is Kind.RESPONSE and envelope.id is not None:
+            return self.sending.wants(envelope.id)
+        return envelope.kind is not Kind.REQUEST or self.phase is not Phase.OVER
 
     # Acks -----------------------------------------------------------------------------------------
 
@@ -579,6 +586,8 @@ class Client:
         if self.phase in (Phase.NEGOTIATING, Phase.KNOCKING, Phase.RESTING):
             return []  # an answer or a timer decides
         last = self.incoming.last
+        if last is not None and last.event == "session-superseded":
+            return self._superseded(read_object(last.data))
         if last is not None and last.event == "upgrade-accepted" and self.policy != "never":
             ticket = self._ticket_at_hand()
             # Without a ticket the door has been passed: if that was our own handshake, whose answer
@@ -708,25 +717,28 @@ class Client:
         )
 
     def _too_late(self, input: Input) -> list[Effect]:
-        """A session that is opened once nobody wants it any more is not left behind (L7)."""
+        """What was there before the end is taken yet; a session opened after it is not left behind (L7)."""
+        if isinstance(input, Delivered):
+            self.incoming.delivered()
         if not isinstance(input, Opened) or self.session is not None:
             return []
         self.session = input.session
         return [Delete()]
 
     def _end(self, error: GaplessError | None, *, live: bool = True) -> list[Effect]:
-        """L7: settle everything that waits, forget the cursor, DELETE where the session may live."""
+        """L7: settle everything that has no answer, forget the cursor, DELETE where the session may live."""
         effects = self._drop()
         text = "the client left" if error is None else str(error)
         sent = self.sending.told is not None
         text += "; the outcome is unknown" if sent else "; this was not sent"
         reason, cause = "outcome-unknown" if sent else "not-sent", "closed" if error is None else error.code
+        answered = self.incoming.answers()
         for id in self.outgoing.waiting:
-            effects.append(Settle(id, -32000, text, {"reason": reason, "cause": cause}))
+            if id not in answered:
+                effects.append(Settle(id, -32000, text, {"reason": reason, "cause": cause}))
         self.outgoing.waiting.clear()
         if live and self.session is not None:
             effects.append(Delete())
-        self.incoming.clear()
         self.phase, self.error, self._wake = Phase.OVER, error, None
         return [*effects, Over(error)]
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections import deque
+from contextlib import suppress
 from typing import Any, cast
 
 import msgspec
@@ -10,6 +11,7 @@ import msgspec
 from gapless.errors import CursorDiscontinuityError, MalformedError, SessionMigrationGapError
 from gapless.protocol.block import Block
 from gapless.protocol.cursor import EventId, id_after, parse_event_id
+from gapless.protocol.jsonrpc import Kind, RequestId, peek
 from gapless.protocol.seam import echo_fault
 
 __all__ = ["Event", "Incoming", "read_object"]
@@ -95,6 +97,16 @@ class Incoming:
         if event is not None:
             self.cursor = event.id
         return event
+
+    def answers(self) -> set[RequestId]:
+        """The requests whose answers the application has not taken yet."""
+        found = set[RequestId]()
+        for event in self._queue:
+            with suppress(MalformedError):
+                envelope = peek(event.data)
+                if envelope.kind is Kind.RESPONSE and envelope.id is not None:
+                    found.add(envelope.id)
+        return found
 
     def clear(self) -> None:
         """Forget what the application has not taken."""
