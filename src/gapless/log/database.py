@@ -33,6 +33,9 @@ APPLICATION_ID: Final = int.from_bytes(b"Gapl", "big")
 SCHEMA: Final = 2
 """The `PRAGMA user_version` this code reads and writes: the number of the last file in `sql/`."""
 
+_HANDLE: Final[int | None] = getattr(os, "O_PATH", None)
+"""Opens a file for nothing but its name. (To close any other handle would drop SQLite's locks.)"""
+
 _BUSY_MS = 5000
 """How long to wait for another process that holds the file locked."""
 
@@ -48,13 +51,19 @@ class Files:
     """The file of an open log and the two beside it, which have to stay where they are.
 
     SQLite would go on writing into a file that has lost its name, and a restart would lack all of it.
+
+    Each commit asks. To `stat` a file has Linux (6.13) give its next write a time of its own, which
+    makes that write's sync half as long again; so the kernel is asked for the names that the files
+    have now, and only if those are others, or cannot be told, what lies at the paths.
     """
 
-    __slots__ = ("_opened", "_paths")
+    __slots__ = ("_handles", "_names", "_opened", "_paths")
 
     def __init__(self, path: str) -> None:
         self._paths = (path, f"{path}-wal", f"{path}-shm")
         self._opened = self._look()
+        self._handles: list[int] = []
+        self._names = self._told_apart_by_name()
 
     def check(self) -> None:
         """Make sure that they are the ones that were opened.
@@ -62,13 +71,39 @@ class Files:
         Raises:
             Exception: they are not, or cannot be looked at; `storage_error` has words for it.
         """
+        if self._names is not None and self._ask() == self._names:
+            return
         if self._look() != self._opened:
             raise _ReplacedError
+
+    def close(self) -> None:
+        """Give up what they were watched with."""
+        self._names = None
+        while self._handles:
+            os.close(self._handles.pop())
 
     def _look(self) -> list[tuple[int, int]] | None:
         try:
             return [(about.st_dev, about.st_ino) for about in map(os.stat, self._paths)]
         except FileNotFoundError:
+            return None
+
+    def _told_apart_by_name(self) -> list[str] | None:
+        """The files' names, if whoever removes or replaces one changes what the kernel calls it."""
+        if _HANDLE is None:
+            return None
+        try:
+            self._handles += [os.open(path, _HANDLE) for path in self._paths]
+        except FileNotFoundError:
+            return None
+        names = self._ask()
+        # On the way through a symbolic link another file may come to lie there.
+        return names if names == list(map(os.path.abspath, self._paths)) else None
+
+    def _ask(self) -> list[str] | None:
+        try:
+            return [os.readlink(f"/proc/self/fd/{handle}") for handle in self._handles]
+        except OSError:
             return None
 
 

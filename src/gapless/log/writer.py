@@ -117,6 +117,7 @@ class Writer:
         """Close the file. To be called in its own thread, the last thing there."""
         self._litter = False
         self.db.close()
+        self._files.close()
 
     def _wake(self) -> None:
         if not self._awake:
