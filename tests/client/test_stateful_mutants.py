@@ -11,7 +11,7 @@ from hypothesis.stateful import run_state_machine_as_test
 from gapless.errors import GaplessError
 from gapless.protocol.client import Client
 from gapless.protocol.incoming import Event, Incoming
-from gapless.protocol.jsonrpc import Kind, RequestId, peek
+from gapless.protocol.jsonrpc import Kind, peek
 from gapless.protocol.moves import Arrived, Effect
 from gapless.protocol.sending import Sending
 from tests.client.test_client_stateful import Following
@@ -109,10 +109,6 @@ def an_end_that_forgets_what_had_arrived(patch: Patch) -> None:
     patch.setattr(Client, "_end", end)
 
 
-def an_end_that_settles_what_is_answered(patch: Patch) -> None:
-    patch.setattr(Incoming, "answers", lambda self: set[RequestId]())
-
-
 def a_question_after_the_end(patch: Patch) -> None:
     real = Client.wanted
 
@@ -131,7 +127,6 @@ MUTANTS = (
     a_late_end_of_an_older_stream,
     a_timer_that_is_forgotten,
     an_end_that_forgets_what_had_arrived,
-    an_end_that_settles_what_is_answered,
     a_question_after_the_end,
 )
 

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Iterable
 from dataclasses import replace
 from typing import Any, NamedTuple
 
@@ -18,7 +18,7 @@ from gapless.protocol import moves
 from gapless.protocol.block import Block, encode_block
 from gapless.protocol.carried import Waiting
 from gapless.protocol.client import Client, Phase
-from gapless.protocol.cursor import EventId, Start
+from gapless.protocol.cursor import Start
 from gapless.protocol.delivery import ConnectionId, Deliver, Delivery, Medium
 from gapless.protocol.door import TRANSITIONS, Asked, Do
 from gapless.protocol.inbox import Inbox, OpenRequest
@@ -456,13 +456,13 @@ def a_silent_stream_that_is_no_end_at_the_door(patch: Patch) -> None:
 
 
 def the_cursor_moved_on_arrival(patch: Patch) -> None:
-    real = Incoming.event
+    real = Incoming.events
 
-    def event(self: Incoming, block: Block, bridging: bool) -> EventId:
-        self.cursor = id = real(self, block, bridging)
-        return id
+    def events(self: Incoming, run: Iterable[Block], bridging: bool) -> None:
+        real(self, run, bridging)
+        self.cursor = self.anchor
 
-    patch.setattr(Incoming, "event", event)
+    patch.setattr(Incoming, "events", events)
 
 
 def the_cursor_moved_before_delivery(patch: Patch) -> None:
@@ -475,6 +475,15 @@ def the_cursor_moved_before_delivery(patch: Patch) -> None:
         return event
 
     patch.setattr(Incoming, "take", take)
+
+
+def an_end_that_settles_what_is_answered(patch: Patch) -> None:
+    patch.setattr(Incoming, "answers", lambda self: frozenset[int]())
+
+
+def an_end_that_forgets_what_had_arrived(patch: Patch) -> None:
+    real = Client.take
+    patch.setattr(Client, "take", lambda self: None if self.phase is Phase.OVER else real(self))
 
 
 class Mutant(NamedTuple):
@@ -648,6 +657,8 @@ MUTANTS = (
     ),
     Mutant(the_cursor_moved_on_arrival, ONE, "C4"),
     Mutant(the_cursor_moved_before_delivery, ONE, "C4"),
+    Mutant(an_end_that_settles_what_is_answered, replace(ENDING, before=1), "L7"),
+    Mutant(an_end_that_forgets_what_had_arrived, replace(ENDING, before=1), "L7"),
 )
 
 

@@ -1488,7 +1488,7 @@ class Heard:
 
 @pytest.mark.rule("C4", "S1")
 async def test_a_client_with_a_slow_handler_that_reconnects_gets_nothing_twice_and_goes_not_back() -> None:
-    # Row 35. Guard: incoming.Incoming.event, `handed`: what is in hand is not queued again.
+    # Row 35. Guard: incoming.Incoming.events, `handed`: what is in hand is not queued again.
     seen: list[float] = []
     stated, heard = Stated(), Heard()
     hello = {

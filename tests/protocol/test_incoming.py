@@ -54,7 +54,7 @@ def socket(upto: object, cursor: EventId = START) -> Incoming:
 def test_events_that_follow_the_cursor_and_each_other_are_taken_in_order() -> None:
     incoming = stream()
     for block in chain(5):
-        incoming.event(block, False)
+        incoming.events((block,), False)
     taken: list[int] = []
     while (event := incoming.take()) is not None:
         taken.append(event.id.seq)
@@ -71,11 +71,11 @@ def test_nothing_but_the_next_event_is_ever_taken(order: list[int]) -> None:
     expected = 0
     for at in order:
         if at == expected:
-            incoming.event(blocks[at], False)
+            incoming.events((blocks[at],), False)
             expected += 1
             continue
         with pytest.raises(CursorDiscontinuityError):
-            incoming.event(blocks[at], False)
+            incoming.events((blocks[at],), False)
         assert incoming.anchor is not None
         assert incoming.anchor.seq == expected, "what is refused changes nothing"
 
@@ -92,14 +92,14 @@ def test_an_event_that_is_not_what_its_link_says_is_refused(what: str) -> None:
         "stream": Block(block.event, block.id.replace(".0.", ".1."), block.data),
     }[what]
     with pytest.raises(CursorDiscontinuityError):
-        stream().event(other, False)
+        stream().events((other,), False)
 
 
 @pytest.mark.rule("C7", "L5")
 def test_an_event_of_another_log_is_refused_whatever_its_number() -> None:
     other = chain(1, EventId(0, 0, Link(b"\1" * 8)))[0]
     with pytest.raises(CursorDiscontinuityError):
-        stream().event(other, False)
+        stream().events((other,), False)
 
 
 @pytest.mark.rule("C6")
@@ -119,7 +119,7 @@ def test_a_stream_that_does_not_open_with_our_own_cursor_is_refused(block: Block
 def test_the_cursor_moves_only_when_the_application_has_the_event() -> None:
     incoming = stream()
     for block in chain(2):
-        incoming.event(block, False)
+        incoming.events((block,), False)
     assert incoming.state() == START
     assert incoming.take() is not None
     assert incoming.state() == START
@@ -132,7 +132,7 @@ def test_the_cursor_moves_only_when_the_application_has_the_event() -> None:
 def test_what_was_read_ahead_comes_again_after_a_resume_and_is_not_delivered_twice() -> None:
     incoming, blocks = stream(), chain(3)
     for block in blocks:
-        incoming.event(block, False)
+        incoming.events((block,), False)
     event = incoming.take()
     assert event is not None, "in the application's hands while the connection breaks"
     incoming.state()
@@ -141,7 +141,7 @@ def test_what_was_read_ahead_comes_again_after_a_resume_and_is_not_delivered_twi
     incoming.delivered()
     seen = [event.id.seq]
     for block in blocks:
-        incoming.event(block, False)
+        incoming.events((block,), False)
         while (again := incoming.take()) is not None:
             seen.append(again.id.seq)
             incoming.delivered()
@@ -185,23 +185,23 @@ def test_a_socket_whose_first_block_is_something_else_is_refused() -> None:
 @pytest.mark.rule("U3")
 def test_a_gap_that_does_not_start_after_our_cursor_is_a_migration_gap() -> None:
     with pytest.raises(SessionMigrationGapError):
-        socket(3).event(chain(2)[1], True)
+        socket(3).events((chain(2)[1],), True)
 
 
 @pytest.mark.rule("U3", "C7")
 def test_a_hole_inside_the_gap_is_a_discontinuity() -> None:
     incoming, blocks = socket(3), chain(3)
-    incoming.event(blocks[0], True)
+    incoming.events((blocks[0],), True)
     with pytest.raises(CursorDiscontinuityError):
-        incoming.event(blocks[2], True)
+        incoming.events((blocks[2],), True)
 
 
 @pytest.mark.rule("U4")
 def test_an_event_above_the_gap_before_its_ack_is_refused() -> None:
     incoming, blocks = socket(2), chain(3)
-    incoming.event(blocks[0], True)
-    incoming.event(blocks[1], True)
+    incoming.events((blocks[0],), True)
+    incoming.events((blocks[1],), True)
     with pytest.raises(CursorDiscontinuityError):
-        incoming.event(blocks[2], True)
+        incoming.events((blocks[2],), True)
     incoming.gap = None
-    incoming.event(blocks[2], False)
+    incoming.events((blocks[2],), False)

@@ -61,6 +61,7 @@ _KEPT_BYTES: Final = 16 * 1024 * 1024
 """The same in bytes, but for the last of them: four of the largest that a server takes by default."""
 _LAST_WORDS: Final = 2.0
 """Seconds that a DELETE may take when the client leaves, and with it the answer to a POST /session."""
+_DELIVERED: Final = Delivered()
 _CODE: Final = re.compile(r"[a-z-]{1,32}", re.ASCII)
 """An error's code that is written down: some are words of the server's, and a token has 43 characters."""
 
@@ -169,8 +170,22 @@ class Driver:
 
     def put(self, input: Input) -> None:
         """One input into the machine, and its effects out into the world."""
-        before = self.machine.phase
-        effects = self.machine.handle(input, self._clock())
+        machine = self.machine
+        before = machine.phase
+        effects = machine.handle(input, self._clock())
+        if effects or machine.phase is not before:
+            self._follow(input, before, effects)
+        if self._observe is not None:
+            self._report(input, before)
+        if not self._looking:
+            self._looking = True
+            get_running_loop().call_soon(self._look)
+        if self._waiting:
+            self._wake()
+
+    # Effects ---------------------------------------------------------------------------------------
+
+    def _follow(self, input: Input, before: Phase, effects: Sequence[Effect]) -> None:
         if self._receipts is not None and self.machine.phase is not before:
             self._note(self._receipts, input, before)
         try:
@@ -178,17 +193,8 @@ class Driver:
                 self._perform(effect)
         except UsageError as error:
             self.fail(error)  # whoever put this in may be no one who could do anything about it
-        if self._observe is not None:
-            self._report(input, before)
-        if not self._looking:
-            self._looking = True
-            get_running_loop().call_soon(self._look)
-        if self.machine.phase is Phase.OVER:
+        if self.over:
             self._ended.set()
-        if self._waiting:
-            self._wake()
-
-    # Effects ---------------------------------------------------------------------------------------
 
     def _perform(self, effect: Effect) -> None:
         session = self.machine.session or ""
@@ -349,7 +355,7 @@ class Driver:
         try:
             if self._receipts is not None:
                 self._receipts.processed(event.id)  # before anything can state it
-            self.put(Delivered())
+            self.put(_DELIVERED)
             self._saving(False)
         except UsageError as error:
             self.fail(error)

@@ -7,7 +7,7 @@ resets. Nothing here does I/O, reads a clock or draws a random number.
 
 from __future__ import annotations
 
-from typing import Any, Literal, assert_never
+from typing import Any, Final, Literal, assert_never
 
 from gapless.errors import (
     ConnectionGaveUpError,
@@ -60,6 +60,12 @@ from gapless.protocol.refusal import Action, Reason, Refusal
 from gapless.protocol.sending import Sending, StopFollowingError, for_good
 
 __all__ = ["ALLOWED", "Client", "Phase", "Policy", "Retry"]
+
+# What every event asks for: to look up a member of an enumeration takes Python 3.11 as long as two calls.
+_BRIDGING: Final = Phase.BRIDGING
+_STREAMING: Final = Phase.STREAMING
+_OVER: Final = Phase.OVER
+_NOTIFICATION: Final = Kind.NOTIFICATION
 
 
 class Client:
@@ -181,7 +187,7 @@ class Client:
             AssertionError: a transition that `ALLOWED` does not have (a bug).
         """
         before = self.phase
-        if before is Phase.OVER:
+        if before is _OVER:
             return self._too_late(input)
         try:
             effects = self._dispatch(input, now)
@@ -196,11 +202,12 @@ class Client:
 
     def _dispatch(self, input: Input, now: float) -> list[Effect]:
         match input:  # the two that come with every event first
+            case Delivered():
+                if self._deaf:
+                    self._listen_again(now)
+                return self._delivered(now)
             case Arrived():
                 return self._arrived(input, now) if input.attempt in (self.stream, self.socket) else []
-            case Delivered():
-                self._listen_again(now)
-                return self._delivered(now)
             case Start():
                 return self._open(now) if self.session is None else self._listen(now)
             case Submit():
@@ -350,12 +357,11 @@ class Client:
             return self._fault(error, now)
 
     def _events(self, run: tuple[Block, ...]) -> list[Effect]:
-        bridging = self.phase is Phase.BRIDGING
-        for block in run:
-            if block.event in ("upgrade-accepted", "session-superseded"):
-                read_object(block.data)  # ours: if it makes no sense, then before anybody has processed it
-            id = self.incoming.event(block, bridging)
-            self.committed = max(self.committed, id.seq)
+        try:
+            self.incoming.events(run, self.phase is _BRIDGING)
+        finally:
+            assert self.incoming.anchor is not None
+            self.committed = max(self.committed, self.incoming.anchor.seq)
         self._deaf = self.full
         return []
 
@@ -394,17 +400,21 @@ class Client:
         self._progress()
         if event.event == "session-superseded":
             return self._superseded(read_object(event.data))
-        acceptance = event.event == "upgrade-accepted"
-        if self.phase is Phase.BRIDGING:
+        if self.phase is _BRIDGING:
             return self._close_gap() or self._ack(now)
         effects = self._ack(now)
-        if not acceptance:  # of which the application takes nothing (B7)
-            return effects + self._try_door(now)
+        if event.event == "upgrade-accepted":  # of which the application takes nothing (B7)
+            return effects + self._accepted(event, now)
+        return effects + self._try_door(now) if self.phase is _STREAMING else effects
+
+    def _accepted(self, event: Event, now: float) -> list[Effect]:
+        """An acceptance of ours is the door, if the POST's answer is late. The stream's end leads to it,
+        too; anywhere else this is history (U9)."""
         body = read_object(event.data)
-        if self.phase is Phase.NEGOTIATING and body.get("negotiation") == self._outstanding:
-            self._ticket = _text(body.get("ticket"))
-            return effects + self._knock(now)  # the POST's answer is late, the event is here
-        return effects  # the stream's end leads to the door; anywhere else this is history (U9)
+        if self.phase is not Phase.NEGOTIATING or body.get("negotiation") != self._outstanding:
+            return []
+        self._ticket = _text(body.get("ticket"))
+        return self._knock(now)
 
     def wanted(self, event: Event) -> bool:
         """Whether the application should see this event.
@@ -417,9 +427,11 @@ class Client:
             envelope = peek(event.data)
         except MalformedError:
             return True
-        if envelope.kind is Kind.RESPONSE and envelope.id is not None:
+        if envelope.kind is _NOTIFICATION or envelope.id is None:
+            return True
+        if envelope.kind is Kind.RESPONSE:
             return self.sending.wants(envelope.id)
-        return envelope.kind is not Kind.REQUEST or self.phase is not Phase.OVER
+        return self.phase is not _OVER
 
     # Acks -----------------------------------------------------------------------------------------
 

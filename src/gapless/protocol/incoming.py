@@ -3,8 +3,9 @@
 from __future__ import annotations
 
 from collections import deque
+from collections.abc import Iterable
 from contextlib import suppress
-from typing import Any, cast
+from typing import Any, Final, cast
 
 import msgspec
 
@@ -15,6 +16,9 @@ from gapless.protocol.jsonrpc import Kind, RequestId, peek
 from gapless.protocol.seam import echo_fault
 
 __all__ = ["Event", "Incoming", "read_object"]
+
+_OURS: Final = ("upgrade-accepted", "session-superseded")
+"""The events of this protocol's own."""
 
 
 class Event(msgspec.Struct, frozen=True):
@@ -151,27 +155,33 @@ class Incoming:
             raise CursorDiscontinuityError(f"the echoed cursor {echo} does not follow {self.anchor}")
         self.gap = number
 
-    def event(self, block: Block, bridging: bool) -> EventId:
-        """Take a log event: contiguous, linked (C7), and not above the gap before its ack (U4).
+    def events(self, run: Iterable[Block], bridging: bool) -> None:
+        """Take log events: contiguous, linked (C7), and not above the gap before its ack (U4).
+
+        Those before one that raises are taken.
 
         Raises:
             SessionMigrationGapError: a socket's first event does not follow our cursor (U3).
             CursorDiscontinuityError: anything else that does not follow.
+            MalformedError: an event of this protocol's own that makes no sense.
         """
         assert self.anchor is not None and self.cursor is not None
-        data = block.data or b""
-        # Nearly every event is of its predecessor's stream: then there is one ID that it can have.
-        id = id_after(self.anchor, self.anchor.stream, block.event, data)
-        if block.id != str(id):
-            id = self._of_another_stream(block, data, bridging)
-        if bridging and self.gap is not None and id.seq > self.gap:
-            raise CursorDiscontinuityError(f"event {id.seq} arrived before the ack of {self.gap}")
-        self.anchor = id
-        self.last = Event(id, block.event, data)
+        id = self.anchor
         handed = self.cursor.seq if self._in_hand is None else self._in_hand.id.seq
-        if id.seq > handed:
-            self._queue.append(self.last)
-        return id
+        for block in run:
+            event, data = block.event, block.data or b""
+            if event in _OURS:
+                read_object(data)  # if it makes no sense, then before anybody has processed it
+            # Nearly every event is of its predecessor's stream: then there is one ID that it can have.
+            id = id_after(id, id.stream, event, data)
+            if block.id != str(id):
+                id = self._of_another_stream(block, data, bridging)
+            if bridging and self.gap is not None and id.seq > self.gap:
+                raise CursorDiscontinuityError(f"event {id.seq} arrived before the ack of {self.gap}")
+            self.anchor = id
+            self.last = Event(id, event, data)
+            if id.seq > handed:
+                self._queue.append(self.last)
 
     def _of_another_stream(self, block: Block, data: bytes, bridging: bool) -> EventId:
         """The ID of an event that is not of the stream of the one before it; what is wrong with it, if so."""
