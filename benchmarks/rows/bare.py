@@ -38,7 +38,7 @@ def loop(bench: Bench) -> list[Figure]:
             {
                 "ours": lambda: _cost(ours, read_ours),
                 "bare": lambda: _cost(floor, read_floor),
-                "log": lambda: log(f"cpu {PAUSED // BATCH}"),
+                "log": lambda: log(f"cpu {PAUSED // BATCH} {BATCH}"),
             }
         )
         before = commits(ours)

@@ -4,7 +4,8 @@ One call that emits 1,000 notifications of 300 bytes, in one session and in 50 a
 server with an event store in memory, against Gapless on SQLite with `synchronous=FULL`, before a stdio
 server whose lines are ready and before the very object that the SDK serves. All are asked by the same
 client, in standard MCP. CPU is the server process's own; the stdio server's is not in it. Told besides:
-the object without any transport, which is the most that the ratio in process could be.
+Gapless with its log in memory, whose ratio no durable log could exceed; and the object without any
+transport, which is the most that the ratio in process could be.
 """
 
 from __future__ import annotations
@@ -35,6 +36,7 @@ def _compare(bench: Bench, *, sessions: int, calls: int) -> list[Figure]:
         bench.sdk() as sdk,
         bench.gapless(backend="stdio") as stdio,
         bench.gapless(backend="object") as object_,
+        bench.gapless(log="memory") as fleeting,
         bench.asked("alone.py", "events") as alone,
     ):
         taken = bench.take(
@@ -42,13 +44,16 @@ def _compare(bench: Bench, *, sessions: int, calls: int) -> list[Figure]:
                 "sdk": emitting(sdk, sessions, calls),
                 "stdio": emitting(stdio, sessions, calls),
                 "object": emitting(object_, sessions, calls),
+                "memory": emitting(fleeting, sessions, calls),
                 "alone": lambda: alone(f"{20 * EVENTS}"),
             }
         )
     sdk = taken["sdk"]
+    durable = "the same, log in memory: the most that a better log could give"
     most = "the object without a transport: the most there could be"
     return [
         ratio("stdio backend", sdk, taken["stdio"], 20, "at least", microseconds),
+        ratio(durable, sdk, taken["memory"], None, "at least", microseconds),
         ratio("SDK object in process", sdk, taken["object"], 6, "at least", microseconds),
         ratio(most, sdk, taken["alone"], None, "at least", microseconds),
     ]

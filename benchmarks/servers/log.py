@@ -2,9 +2,9 @@
 
     python log.py FILE
 
-Each line that it reads is answered with a number: `cpu COUNT` with the seconds of CPU for each event of so
-many commits of 64 events, one after another; `wait COUNT` with the median of the seconds that two commits
-take, one after the other: a message, then an event.
+Each line that it reads is answered with a number: `cpu COUNT EVENTS` with the seconds of CPU for each event
+of so many commits of so many events, one after another; `wait COUNT` with the median of the seconds that two
+commits take, one after the other: a message, then an event.
 """
 
 from __future__ import annotations
@@ -21,7 +21,6 @@ from gapless.log.base import Digest, Entry, SessionKey, Write
 from gapless.log.sqlite import SqliteLog
 from gapless.protocol.cursor import Link
 
-BATCH = 64
 LINK = Link(bytes(8))
 
 
@@ -52,13 +51,14 @@ async def main() -> None:
     session = Session(log)
     await log.create(session.key, b"", LINK)
     for line in sys.stdin:
-        what, count = line.split()
+        what, count, *more = line.split()
         if what == "cpu":
-            segments = batches(int(count) * BATCH, BATCH)
+            events = int(more[0])
+            segments = batches(int(count) * events, events)
             begun = time.process_time()
             for segment in segments:
-                await session.event(segment, BATCH)
-            print((time.process_time() - begun) / len(segments) / BATCH, flush=True)
+                await session.event(segment, events)
+            print((time.process_time() - begun) / len(segments) / events, flush=True)
         else:
             taken: list[float] = []
             for n in range(int(count)):

@@ -289,6 +289,9 @@ class Live:
 
     async def cursor(self, stated: Position) -> Cursor:
         """A stated cursor beside what the log holds there (C3)."""
+        outbox = self.machine.outbox
+        if stated.seq == outbox.floor:  # of a new session everybody's
+            return Cursor(stated, outbox.floor_link)
         return Cursor(stated, await self.log.link(self.key, stated.seq))
 
     async def known(self, number: int) -> Known | None:
