@@ -422,6 +422,28 @@ def test_a_stream_that_ends_at_an_acceptance_leads_to_the_door_with_its_ticket()
     assert [e.ticket for e in effects] == ["t"]  # type: ignore[union-attr]
 
 
+@pytest.mark.rule("U7", "B1")
+@pytest.mark.parametrize("steps", [1, 2])
+def test_a_client_that_moves_after_somebodys_acceptance_has_its_ticket(steps: Literal[1, 2]) -> None:
+    hand = streaming("auto", steps=steps)
+    hand.client._door_wake = 1e9  # it would not knock by itself
+    body = msgspec.json.encode({"negotiation": "other", "ticket": "t", "url": "/x"})
+    hand.arrive(hand.emit(body, "upgrade-accepted"))
+    hand.take()
+    assert [e.ticket for e in hand.put(Move())] == ["t"]  # type: ignore[union-attr]
+
+
+@pytest.mark.rule("U7", "B1")
+def test_so_has_one_that_was_told_to_try_again_later() -> None:
+    hand = streaming("auto")
+    hand.put(Move())
+    refusal = Refusal(Reason.LIMIT, "too many upgrades")
+    hand.put(Refused(hand.client.attempt, refusal.row.status, refusal, 1.0))
+    body = msgspec.json.encode({"negotiation": "other", "ticket": "t", "url": "/x"})
+    hand.arrive(hand.emit(body, "upgrade-accepted"))
+    assert [e.ticket for e in hand.tick()] == ["t"]  # type: ignore[union-attr]
+
+
 @pytest.mark.rule("U9")
 def test_an_acceptance_in_the_middle_of_a_stream_is_history() -> None:
     hand = streaming("auto")

@@ -222,10 +222,14 @@ def test_after_a_spent_ticket_the_stream_is_resumed_and_a_new_nonce_may_be_made(
     assert hand.last(Negotiate).nonce != nonce
 
 
-def test_fenced_once_it_resumes_and_meeting_a_live_socket_then_it_raises() -> None:
+@pytest.mark.parametrize("untaken", [False, True])
+def test_fenced_once_it_resumes_and_meeting_a_live_socket_then_it_raises(untaken: bool) -> None:
     hand = at(Phase.KNOCKING)
     hand.bind(1)
+    if untaken:
+        hand.arrive(hand.emit(event_data(2)))
     hand.put(SocketClosed(hand.client.socket or 0, 4410))
+    assert (hand.take() is not None) == untaken
     hand.tick()
     hand.put(refused(hand, Reason.WEBSOCKET_BOUND))
     assert hand.client.error is not None

@@ -131,6 +131,33 @@ async def test_a_question_the_dead_process_did_not_answer_is_put_to_its_successo
             assert message.message.model_dump(exclude_unset=True)["id"] == 9
 
 
+@pytest.mark.rule("N3")
+async def test_a_question_is_put_to_the_successor_until_the_server_has_the_answer(tmp_path: Path) -> None:
+    question = {"jsonrpc": "2.0", "id": 9, "method": "roots/list"}
+    state, received = tmp_path / "s", asyncio.Event()
+
+    def observe(one: Observation) -> None:
+        if one.what == "received":
+            received.set()
+
+    def asked() -> dict[str, Any]:
+        connection._save(True)
+        saved = StateFile(state).load(url)
+        assert saved is not None
+        return saved.asked
+
+    async with served() as (url, app):
+        await leave_behind(url, app, state, asked={"9": question})
+        connection = gapless.connect(url, state=state, observe=observe)
+        async with connection as (read, write):
+            assert not isinstance(await read.receive(), Exception)
+            answer = JSONRPCResponse(jsonrpc="2.0", id=9, result={"roots": []})
+            await write.send(SessionMessage(answer))
+            assert asked() == {"9": question}, "it has been answered, and nobody knows"
+            await asyncio.wait_for(received.wait(), 10)
+            assert asked() == {}
+
+
 @pytest.mark.rule("L7")
 async def test_a_request_that_died_before_the_server_had_it_is_answered_not_sent(tmp_path: Path) -> None:
     async with served() as (url, app):

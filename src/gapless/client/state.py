@@ -25,7 +25,7 @@ class Saved(msgspec.Struct):
         limits, timers: what the server advertised.
         initialize, initialized: the recorded handshake, as it went over the wire.
         waiting: requests that wait for an answer: their ID on the wire, as JSON, and their message number.
-        asked: server→client requests that the application has not answered, as they came.
+        asked: server→client requests whose answers the server does not have, as they came.
     """
 
     url: str

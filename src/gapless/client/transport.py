@@ -119,6 +119,9 @@ class Connection:
         self.url = url
         self._recovered: list[dict[str, Any]] = []
         self._dead: dict[str, int] = {}
+        self._answered: set[str] = set()
+        """What the server has asked, and this process has answered: until it has the answer, its successor may
+        have to."""
         self._upgrade: Policy = upgrade
         self._steps: Literal[1, 2] = steps
         self._retry = retry
@@ -338,10 +341,14 @@ class Connection:
             self._saved.timers = {"keepalive": machine.keepalive}
         self._saved.cursor = str(machine.cursor)
         self._saved.waiting = {**self._dead, **{_id_key(id): n for id, n in machine.outgoing.waiting.items()}}
+        heard = self._answered - set(map(_id_key, machine.outgoing.answers))
+        self._answered -= heard
+        for key in heard:
+            self._saved.asked.pop(key, None)
         if self._receipts is not None:
             self._receipts.flush()  # or the next process would go on after events without a receipt
         self._file.save(self._saved)
-        self._saved_at, self._saved_seq, self._dirty = now, machine.cursor.seq, False
+        self._saved_at, self._saved_seq, self._dirty = now, machine.cursor.seq, bool(self._answered)
 
     def _from_record(self, message: dict[str, Any]) -> bytes | None:
         """Answer the handshake of a restarted process from the record; `b""` swallows, `None` passes on.
@@ -374,8 +381,8 @@ class Connection:
         self._dirty = True
         if message.get("method") == "initialize":
             self._initializing = dict(message)
-        elif "method" not in message and self._saved is not None:
-            self._saved.asked.pop(_id_key(message.get("id")), None)
+        elif "method" not in message:
+            self._answered.add(_id_key(message.get("id")))
 
     def _note_incoming(self, message: dict[str, Any]) -> None:
         if self._file is None:

@@ -251,14 +251,16 @@ class Client:
         return [Get(self._new_attempt(), self.incoming.state())]
 
     def _knock(self, now: float) -> list[Effect]:
+        """A handshake: with the ticket of the acceptance that came last, whoever asked for it, if there is one.
+        Without, at or above it, it would burn the session (U7, B1)."""
         self.phase = Phase.KNOCKING
+        self._ticket = self._ticket or self._ticket_at_hand()
         return [Knock(self._new_attempt(), self.incoming.state(), self._ticket)]
 
     def _negotiate(self, now: float) -> list[Effect]:
         """Ask in band; one nonce is outstanding until 101, `ticket-spent` or the end (U9).
 
-        Where the last event is somebody's acceptance, that is the door to go through: to ask again, at
-        or above it, would burn the session (U7, B1).
+        Where the last event is an acceptance already, that is the door to go through.
         """
         self._ticket = self._ticket_at_hand()
         if self._ticket is not None:
@@ -683,7 +685,8 @@ class Client:
 
     def _progress(self) -> None:
         self._failures = self._faults = 0
-        self._fenced = False
+        if self._fenced and (self.stream is not None or self.socket is not None):
+            self._fenced = False
 
     def _tick(self, now: float) -> list[Effect]:
         effects: list[Effect] = []

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections import deque
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 from gapless.protocol.block import encode_block
 from gapless.protocol.jsonrpc import Envelope, Kind, RequestId
@@ -18,6 +18,8 @@ class Kept:
     number: int
     data: bytes
     request: RequestId | None
+    answer: RequestId | None = None
+    """The server's request that it answers."""
 
 
 class Outgoing:
@@ -48,7 +50,8 @@ class Outgoing:
             self.waiting[request] = self.numbered
         elif envelope.method == "notifications/cancelled" and envelope.target is not None:
             self.waiting.pop(envelope.target, None)  # settled by its own cancellation (L7)
-        self._kept.append(Kept(self.numbered, data, request))
+        answer = envelope.id if envelope.kind is Kind.RESPONSE else None
+        self._kept.append(Kept(self.numbered, data, request, answer))
         self.size += len(data)
 
     def rebase(self, received: int) -> None:
@@ -64,6 +67,11 @@ class Outgoing:
     def kept(self) -> int:
         """How many messages wait to be received by the server."""
         return len(self._kept)
+
+    @property
+    def answers(self) -> set[RequestId]:
+        """The server's requests whose answers wait to be received by it."""
+        return {kept.answer for kept in self._kept if kept.answer is not None}
 
     def settle(self, id: RequestId | None) -> bool:
         """A request got its answer; whether it was waiting for one."""
@@ -91,9 +99,9 @@ class Outgoing:
         """Make a message the server would not read a placeholder; what it was, if it was still kept (L6)."""
         for kept in self._kept:
             if kept.number == number:
-                was = Kept(number, kept.data, kept.request)
+                was = replace(kept)
                 self.size -= len(kept.data)
-                kept.data, kept.request = b"", None
+                kept.data, kept.request, kept.answer = b"", None, None
                 return was
         return None
 
@@ -115,7 +123,7 @@ class Outgoing:
         other = Outgoing()
         other.received, other.numbered, other.sent = self.received, self.numbered, self.sent
         other.posting, other.waiting, other.size = self.posting, dict(self.waiting), self.size
-        other._kept = deque(Kept(k.number, k.data, k.request) for k in self._kept)
+        other._kept = deque(map(replace, self._kept))
         return other
 
 
