@@ -168,7 +168,8 @@ def test_a_mutant_is_found(mutant: Callable[[Patch], None], tmp_path: Path, monk
         try:
             simulate(plan(Plan.of(seed)), root)
         except Failure as failure:
-            print(f"\n{mutant.__name__}: {str(failure).splitlines()[0]}")
-            assert re.search(sign, str(failure))
+            found = str(failure)
+            print(f"\n{mutant.__name__}: {found.splitlines()[0]}")
+            assert re.search(sign, found)
             return
     pytest.fail("it is not found")

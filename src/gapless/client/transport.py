@@ -120,8 +120,8 @@ class Connection:
         self._recovered: list[dict[str, Any]] = []
         self._dead: dict[str, int] = {}
         self._answered: set[str] = set()
-        """What the server has asked, and this process has answered: until it has the answer, its successor may
-        have to."""
+        """Questions of the server that this process has answered. Until it has the answers, a successor may have
+        to."""
         self._upgrade: Policy = upgrade
         self._steps: Literal[1, 2] = steps
         self._retry = retry

@@ -251,8 +251,10 @@ class Client:
         return [Get(self._new_attempt(), self.incoming.state())]
 
     def _knock(self, now: float) -> list[Effect]:
-        """A handshake: with the ticket of the acceptance that came last, whoever asked for it, if there is one.
-        Without, at or above it, it would burn the session (U7, B1)."""
+        """A handshake: with the ticket of the acceptance that came last, if one did, whoever asked for it.
+
+        Without, at or above it, it would burn the session (U7, B1).
+        """
         self.phase = Phase.KNOCKING
         self._ticket = self._ticket or self._ticket_at_hand()
         return [Knock(self._new_attempt(), self.incoming.state(), self._ticket)]
