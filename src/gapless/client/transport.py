@@ -120,8 +120,8 @@ class Connection:
         self._recovered: list[dict[str, Any]] = []
         self._dead: dict[str, int] = {}
         self._answered: set[str] = set()
-        """Questions of the server that this process has answered. Until it has the answers, a successor may have
-        to."""
+        """Questions of the server that this process has answered. Until it has that, a successor may have
+        to answer."""
         self._upgrade: Policy = upgrade
         self._steps: Literal[1, 2] = steps
         self._retry = retry
