@@ -391,6 +391,44 @@ async def test_nobody_is_told_of_a_commit_into_a_file_that_was_removed_or_replac
             await log.commit(A, write(1, 1))  # and not told that it has landed
 
 
+async def test_a_commit_looks_at_no_file_whose_name_tells_enough(
+    path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    looked: list[str] = []
+    stat = os.stat
+
+    def noted(path: Any, **how: Any) -> os.stat_result:
+        looked.append(path)
+        return stat(path, **how)
+
+    async with opened(path) as log:
+        await log.create(A, b"", link(0))
+        with monkeypatch.context() as patch:
+            patch.setattr(os, "stat", noted)
+            await log.commit(A, write(1, 1))
+    assert len(looked) == (0 if hasattr(os, "O_PATH") else 3)
+
+
+async def test_a_log_behind_a_symbolic_link_that_leads_elsewhere_by_now_is_replaced(path: Path) -> None:
+    there, other, way = (path.with_name(name) for name in ("there", "other", "way"))
+    there.mkdir()
+    other.mkdir()
+    way.symlink_to(there)
+    async with opened(way / "log.db") as log:
+        await log.create(A, b"", link(0))
+        way.unlink()
+        way.symlink_to(other)
+        with pytest.raises(StorageError, match="removed or replaced"):
+            await log.commit(A, write(1, 1))
+
+
+async def test_a_log_that_is_closed_leaves_nothing_open(path: Path) -> None:
+    before = len(os.listdir("/dev/fd"))
+    async with opened(path) as log:
+        await log.create(A, b"", link(0))
+    assert len(os.listdir("/dev/fd")) == before
+
+
 @pytest.mark.parametrize("suffix", ["-wal", "-shm"])
 async def test_what_was_told_before_a_file_beside_it_was_removed_is_there_after_a_restart(
     path: Path, suffix: str

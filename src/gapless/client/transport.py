@@ -31,7 +31,7 @@ from gapless.errors import GaplessError, MalformedError, UsageError
 from gapless.protocol.client import Client, Policy, Retry
 from gapless.protocol.cursor import parse_event_id
 from gapless.protocol.incoming import read_object
-from gapless.protocol.jsonrpc import error_response, peek
+from gapless.protocol.jsonrpc import Kind, error_response, peek
 
 __all__ = ["Connection", "connect"]
 
@@ -300,7 +300,10 @@ class Connection:
                 return
             self._note_outgoing(message)
             data = msgspec.json.encode(self._identity.outgoing(message))
-        await self._driver.submit(data, peek(data))
+        envelope = peek(data)
+        await self._driver.submit(data, envelope)
+        if envelope.kind is Kind.RESPONSE and envelope.id is not None:
+            self._answered.add(_id_key(envelope.id))
         if self._driver.over:
             raise anyio.BrokenResourceError
 
@@ -381,8 +384,6 @@ class Connection:
         self._dirty = True
         if message.get("method") == "initialize":
             self._initializing = dict(message)
-        elif "method" not in message:
-            self._answered.add(_id_key(message.get("id")))
 
     def _note_incoming(self, message: dict[str, Any]) -> None:
         if self._file is None:
