@@ -435,13 +435,45 @@ def test_a_client_that_moves_after_somebodys_acceptance_has_its_ticket(steps: Li
 
 @pytest.mark.rule("U7", "B1")
 def test_so_has_one_that_was_told_to_try_again_later() -> None:
-    hand = streaming("auto")
+    hand = streaming("require")
     hand.put(Move())
     refusal = Refusal(Reason.LIMIT, "too many upgrades")
     hand.put(Refused(hand.client.attempt, refusal.row.status, refusal, 1.0))
     body = msgspec.json.encode({"negotiation": "other", "ticket": "t", "url": "/x"})
     hand.arrive(hand.emit(body, "upgrade-accepted"))
     assert [e.ticket for e in hand.tick()] == ["t"]  # type: ignore[union-attr]
+
+
+@pytest.mark.rule("B7")
+@pytest.mark.parametrize("steps", [1, 2])
+@pytest.mark.parametrize("reason", [Reason.LIMIT, Reason.STORAGE])
+def test_a_door_that_is_closed_for_now_costs_no_stream_that_lives(
+    steps: Literal[1, 2], reason: Reason
+) -> None:
+    hand = streaming("auto", steps=steps)
+    hand.arrive(hand.emit(event_data(1)))
+    hand.take()
+    assert hand.client.phase is (Phase.KNOCKING if steps == 1 else Phase.NEGOTIATING)
+    refusal = Refusal(reason, "for now")
+    assert hand.put(Refused(hand.client.attempt, refusal.row.status, refusal, 9.0)) == []
+    hand.arrive(hand.emit(event_data(2)))
+    hand.now += 8
+    hand.take()
+    assert hand.client.phase is Phase.STREAMING, "not before the time that it was told"
+    for _ in range(30):
+        hand.put(Move())
+        hand.put(Refused(hand.client.attempt, refusal.row.status, refusal, 9.0))
+    assert hand.client.transport == "sse"
+
+
+@pytest.mark.rule("L6")
+def test_a_post_that_is_answered_late_makes_no_socket_send_twice() -> None:
+    hand = knocking()
+    hand.submit({"id": 1, "method": "a"})
+    hand.bind(1)
+    hand.submit({"id": 2, "method": "b"})
+    hand.put(Received(hand.last(Post).attempt, 1))
+    assert sum(isinstance(e, Send) and b"id: 2\n" in e.frame for e in hand.effects) == 1
 
 
 @pytest.mark.rule("U9")

@@ -132,6 +132,34 @@ def test_a_client_that_ends_before_it_could_send_says_that_requests_were_not_sen
     assert not any(isinstance(effect, Post) for effect in hand.effects)
 
 
+@pytest.mark.rule("L6")
+def test_refusals_that_each_use_a_number_are_no_standstill() -> None:
+    hand = Hand(Client("never", retry=Retry(attempts=2)))
+    hand.open()
+    for n in range(1, 6):
+        hand.submit({"id": n, "method": "tools/call"})
+        post = hand.last(Post)
+        assert post.messages[0].number == n
+        hand.put(Refused(post.attempt, 429, Refusal(Reason.LIMIT, "many", received=n), 1.0))
+        assert hand.client.outgoing.received == n
+        hand.tick()
+    assert hand.client.error is None
+
+
+@pytest.mark.rule("L7", "L6")
+@pytest.mark.parametrize("received", [0, 1])
+def test_a_refusal_that_would_be_the_last_straw_settles_its_request(received: int) -> None:
+    hand = Hand(Client("never", retry=Retry(attempts=2)))
+    hand.open()
+    hand.submit({"id": 1, "method": "tools/call"})
+    for _ in range(2):
+        hand.put(Failed(hand.last(Post).attempt, "reset"))
+        hand.tick()
+    refusal = Refusal(Reason.TOO_LARGE, "no", received=received)
+    hand.put(Refused(hand.last(Post).attempt, 413, refusal, None))
+    assert [e.id for e in hand.effects if isinstance(e, Settle)] == [1]
+
+
 @pytest.mark.rule("L7")
 def test_a_session_that_is_opened_too_late_is_deleted() -> None:
     hand = opening()

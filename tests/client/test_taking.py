@@ -119,6 +119,19 @@ async def test_a_file_that_cannot_be_written_ends_the_session_and_says_so() -> N
     assert [str(error) for error in driver.ends] == ["the disk is full"]
 
 
+@pytest.mark.rule("L7")
+async def test_a_failure_of_our_own_leaves_what_had_arrived() -> None:
+    def saving(stating: bool) -> None:
+        raise UsageError("the disk is full")
+
+    driver, log = offline(saving)
+    say(driver, log, 1, 2)
+    await driver.next()
+    driver.accepted()
+    assert driver.over
+    assert await driver.next() == event_data(2)
+
+
 @pytest.mark.rule("C4")
 async def test_a_file_that_cannot_be_written_before_a_cursor_is_stated_ends_the_session_too(
     monkeypatch: pytest.MonkeyPatch,

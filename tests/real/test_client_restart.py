@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import errno
 import json
 import stat
 import sys
@@ -156,6 +157,44 @@ async def test_a_question_is_put_to_the_successor_until_the_server_has_the_answe
             assert asked() == {"9": question}, "it has been answered, and nobody knows"
             await asyncio.wait_for(received.wait(), 10)
             assert asked() == {}
+
+
+@pytest.mark.rule("N3", "L7")
+async def test_what_died_unsent_is_told_by_the_second_process_after_it_too(tmp_path: Path) -> None:
+    state, received = tmp_path / "s", asyncio.Event()
+
+    def observe(one: Observation) -> None:
+        if one.what == "received":
+            received.set()
+
+    async with served() as (url, app):
+        await leave_behind(url, app, state, waiting={"7": 1})
+        second = gapless.connect(url, state=state, observe=observe)
+        async with second as (_, write):
+            note = JSONRPCNotification(jsonrpc="2.0", method="notifications/roots/list_changed")
+            await write.send(SessionMessage(note))
+            await asyncio.wait_for(received.wait(), 10)  # number 1 is used, by another message
+            second._save(True)
+            third = tmp_path / "t"
+            third.write_bytes(state.read_bytes())  # as it is when the second is killed
+            connection = gapless.connect(url, state=third)
+            async with Client(connection):
+                assert [told["id"] for told in connection.recovered] == [7]
+
+
+async def test_a_state_file_that_cannot_be_removed_keeps_nobody_from_leaving(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def unlink(self: Path, missing_ok: bool = False) -> None:
+        raise OSError(errno.EROFS, "Read-only file system")
+
+    async with served() as (url, app):
+        connection = gapless.connect(url, state=tmp_path / "s")
+        async with Client(connection):
+            monkeypatch.setattr(Path, "unlink", unlink)
+        monkeypatch.undo()
+        assert connection.error is None
+        assert [live.machine.reason for live in app.sessions.all()] in ([], [Reason.SESSION_ENDED])
 
 
 @pytest.mark.rule("L7")

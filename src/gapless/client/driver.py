@@ -223,6 +223,7 @@ class Driver:
                 self._saving(True)
                 self._readers[attempt] = self._spawn(self._knock(attempt, session, cursor, ticket))
             case Post(attempt, messages):
+                self._saving(False)
                 self._answer(self._http.post(attempt, session, messages))
             case PostAck(cursor):
                 self._saving(True)

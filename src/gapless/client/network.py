@@ -65,7 +65,10 @@ def open_network(url: str, options: dict[str, Any], answer_timeout: float = 10.0
     given: dict[str, Any] = {**options, "verify": verify, "auth": auth}
     client = httpx2.AsyncClient(timeout=httpx2.Timeout(answer_timeout), **given)
     headers = dict(options.get("headers") or {})
-    return Network(client, headers, auth, _tls(url, verify), options.get("proxy"), answer_timeout)
+    proxy = options.get("proxy")
+    if proxy is None and not options.get("trust_env", True):
+        proxy = False  # nor does a WebSocket go by what the environment says
+    return Network(client, headers, auth, _tls(url, verify), proxy, answer_timeout)
 
 
 class Bearer(httpx2.Auth):

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import os
 import tempfile
+from contextlib import suppress
 from pathlib import Path
 from typing import Any
 
@@ -91,5 +92,6 @@ class StateFile:
             raise UsageError(f"cannot write the state file {self.path}: {error.strerror}") from None
 
     def discard(self) -> None:
-        """The session is over: forget it (L7)."""
-        self.path.unlink(missing_ok=True)
+        """The session is over: forget it (L7). A file that cannot be removed names a session that is none."""
+        with suppress(OSError):
+            self.path.unlink()

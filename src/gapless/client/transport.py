@@ -37,6 +37,8 @@ __all__ = ["Connection", "connect"]
 
 _SAVE_SECONDS: Final = 1.0
 _SAVE_EVENTS: Final = 64
+_NEVER: Final = 2**63 - 1
+"""The number of a message that the server does not have, and will not get."""
 
 _TURN: Final = 32
 """Messages that are taken without a wait before other tasks get their turn."""
@@ -302,7 +304,7 @@ class Connection:
             data = msgspec.json.encode(self._identity.outgoing(message))
         envelope = peek(data)
         await self._driver.submit(data, envelope)
-        if envelope.kind is Kind.RESPONSE and envelope.id is not None:
+        if self._file is not None and envelope.kind is Kind.RESPONSE and envelope.id is not None:
             self._answered.add(_id_key(envelope.id))
         if self._driver.over:
             raise anyio.BrokenResourceError
@@ -336,8 +338,9 @@ class Connection:
             return
         moved = machine.cursor.seq - self._saved_seq
         now = time.monotonic()
-        due = stating or moved >= _SAVE_EVENTS or now - self._saved_at >= _SAVE_SECONDS
-        if not due or (moved == 0 and not self._dirty):
+        lost = self._lost()
+        due = stating or lost or moved >= _SAVE_EVENTS or now - self._saved_at >= _SAVE_SECONDS
+        if not due or not (moved or lost or self._dirty):
             return
         if self._saved is None:
             self._saved = Saved(self.url, machine.session, "", limits=machine.limits)
@@ -352,6 +355,17 @@ class Connection:
             self._receipts.flush()  # or the next process would go on after events without a receipt
         self._file.save(self._saved)
         self._saved_at, self._saved_seq, self._dirty = now, machine.cursor.seq, bool(self._answered)
+
+    def _lost(self) -> bool:
+        """Whether it turned out just now that requests died with their process before the server had them.
+
+        Their numbers will be other messages': before one of these goes out, the file has to know.
+        """
+        assert self._driver is not None
+        told = self._driver.machine.sending.told
+        lost = [key for key, number in self._dead.items() if told is not None and told < number < _NEVER]
+        self._dead.update(dict.fromkeys(lost, _NEVER))
+        return bool(lost)
 
     def _from_record(self, message: dict[str, Any]) -> bytes | None:
         """Answer the handshake of a restarted process from the record; `b""` swallows, `None` passes on.

@@ -33,21 +33,22 @@ class Socket:
 
     def __init__(self, connection: ClientConnection) -> None:
         self._connection = connection
-        self._frames: asyncio.Queue[str] = asyncio.Queue()
+        self._frames: asyncio.Queue[str | None] = asyncio.Queue()
 
     def send(self, frame: bytes) -> None:
         """Write a frame after those before it. What is unsent when the socket goes is resent later (L6)."""
         self._frames.put_nowait(frame.decode())
 
     def abort(self) -> None:
-        """Drop the socket at once."""
+        """Drop the socket at once; whoever writes to it ends."""
         self._connection.transport.abort()
+        self._frames.put_nowait(None)
 
     async def write(self) -> None:
         """Write frames until cancelled, or the socket is gone."""
         try:
-            while True:
-                await self._connection.send(await self._frames.get())
+            while (frame := await self._frames.get()) is not None:
+                await self._connection.send(frame)
         except ConnectionClosed:
             return  # the reader says so
 

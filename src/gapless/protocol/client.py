@@ -218,7 +218,8 @@ class Client:
                 self._listen_again(now)
                 return self._tick(now)
             case Leave():
-                self.incoming.clear()
+                if input.error is None:
+                    self.incoming.clear()
                 return self._end(input.error)
             case StreamEnded():
                 return self._stream_ended(now) if input.attempt == self.stream else []
@@ -520,9 +521,10 @@ class Client:
             )
         return self._carry_on(now)
 
-    def _carry_on(self, now: float) -> list[Effect]:
+    def _carry_on(self, now: float, delay: float | None = None) -> list[Effect]:
         """After a handshake or negotiation that came to nothing: on with the stream, if there is one."""
         self._door_failed(now)
+        self._door_wake = max(self._door_wake, now + (delay or 0.0))
         if self.stream is not None:
             self.phase = Phase.STREAMING
             self._heard = now
@@ -579,6 +581,9 @@ class Client:
             case Action.RETRY:
                 if refusal.reason is Reason.WEBSOCKET_BOUND and self._fenced:
                     raise for_good(refusal)  # fenced once already: somebody else lives there
+                at_door = self.phase in (Phase.NEGOTIATING, Phase.KNOCKING) and self._ticket is None
+                if at_door and self.stream is not None and self.policy != "require":
+                    return self._carry_on(now, input.retry_after)  # the stream lives: no reason to give it up
                 failed = RefusedError(refusal.message, code=refusal.reason)
                 return self._rest(self._retry_of(self.phase), input.retry_after, now, refusal.message, failed)
             case Action.RESUME:

@@ -136,7 +136,8 @@ class Sending:
         self.outgoing.posting = None
         self._failures = 0
         news = self.note(received)
-        self.outgoing.resend()
+        if not self._raced:  # what went over a socket since is on its way
+            self.outgoing.resend()
         self._singly = self._singly and self.outgoing.kept > 0
         return news
 
@@ -164,7 +165,8 @@ class Sending:
             case _:
                 if refusal.row.action not in (Action.RESEND, Action.RETRY):
                     raise for_good(refusal)
-        self.note(told)
+        if self.note(told) or effects:
+            self._failures = 0  # a number was used up: that is no standstill
         self._later(input.retry_after if refusal.row.action is Action.RETRY else 0.0, now)
         return effects
 
