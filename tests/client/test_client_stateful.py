@@ -145,6 +145,7 @@ class Following(RuleBasedStateMachine):
         self.stated = self.processed
         self.ended_at: int | None = None
         self.left = False
+        self.arrived = self.processed
         self.put(Start())
 
     # The machine ----------------------------------------------------------------------------------
@@ -152,6 +153,8 @@ class Following(RuleBasedStateMachine):
     def put(self, input: Input) -> list[Effect]:
         """One input, and what it makes the client do, each of it checked."""
         effects = self.client.handle(input, self.now)
+        if self.client.incoming.anchor is not None:
+            self.arrived = max(self.arrived, self.client.incoming.anchor.seq)
         for effect in effects:
             self.check(effect)
         if any(isinstance(e, Over) for e in effects):
@@ -162,14 +165,13 @@ class Following(RuleBasedStateMachine):
 
     def take_the_rest(self) -> None:
         """What had arrived before the end is taken after it, and then everything is settled (L7)."""
-        arrived = 0 if self.left or self.client.incoming.anchor is None else self.client.incoming.anchor.seq
         while True:
             before = self.processed, self.in_hand
             self.application_moves()
             if (self.processed, self.in_hand) == before:
                 break
         assert self.in_hand is None
-        assert self.processed >= arrived
+        assert self.left or self.processed == self.arrived, "on whatever connection it came"
         assert "open" not in self.waiting.values()
 
     def check(self, effect: Effect) -> None:

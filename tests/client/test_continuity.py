@@ -313,6 +313,20 @@ def test_an_application_that_takes_nothing_is_no_silence_of_the_server() -> None
 
 
 @pytest.mark.rule("C8")
+def test_nor_is_one_that_takes_nothing_while_a_connection_opens() -> None:
+    hand = Hand(Client("never", ahead=2))
+    hand.open()
+    hand.arrive(hand.emit(event_data(1)), hand.emit(event_data(2)))
+    hand.put(StreamEnded(hand.client.stream or 0))
+    hand.tick()
+    hand.listen()
+    hand.now += 100
+    hand.take()
+    hand.put(Tick())
+    assert hand.client.phase is Phase.STREAMING
+
+
+@pytest.mark.rule("C8")
 def test_silence_for_twice_the_keep_alive_drops_the_connection() -> None:
     hand = streaming()
     assert hand.client.deadline == hand.now + 30

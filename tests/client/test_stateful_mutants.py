@@ -109,6 +109,16 @@ def an_end_that_forgets_what_had_arrived(patch: Patch) -> None:
     patch.setattr(Client, "_end", end)
 
 
+def a_connection_that_forgets_what_had_arrived(patch: Patch) -> None:
+    real = Incoming.attach
+
+    def attach(self: Incoming) -> None:
+        self.clear()
+        real(self)
+
+    patch.setattr(Incoming, "attach", attach)
+
+
 def a_question_after_the_end(patch: Patch) -> None:
     real = Client.wanted
 
@@ -127,6 +137,7 @@ MUTANTS = (
     a_late_end_of_an_older_stream,
     a_timer_that_is_forgotten,
     an_end_that_forgets_what_had_arrived,
+    a_connection_that_forgets_what_had_arrived,
     a_question_after_the_end,
 )
 

@@ -102,6 +102,17 @@ def test_an_event_of_another_log_is_refused_whatever_its_number() -> None:
         stream().events((other,), False)
 
 
+@pytest.mark.rule("C7")
+def test_an_event_that_comes_again_and_is_another_is_refused() -> None:
+    incoming, other = stream(), EventId(1, 0, link_after(START.link, 0, "message", b"other"))
+    incoming.events(chain(1), False)
+    incoming.state()
+    incoming.attach()
+    incoming.prime(Block(id=str(START), data=b"", retry=100))
+    with pytest.raises(CursorDiscontinuityError, match="another"):
+        incoming.events((Block("message", str(other), b"other"),), False)
+
+
 @pytest.mark.rule("C6")
 @pytest.mark.parametrize(
     "block",

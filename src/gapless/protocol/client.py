@@ -308,7 +308,7 @@ class Client:
     def _attach(self, now: float) -> None:
         self.incoming.attach()
         self._heard = self._attached = now
-        self._deaf = False
+        self._deaf = self.full
 
     def _socket_opened(self, input: SocketOpened, now: float) -> list[Effect]:
         effects: list[Effect] = []

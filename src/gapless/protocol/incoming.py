@@ -49,7 +49,8 @@ class Incoming:
 
     `cursor` is the last event processed, and the only position ever stated (C4). `stated` is the
     cursor that the connection in use was asked for with, `anchor` the last event that arrived on
-    it. Between `cursor` and `anchor` lies a queue, bounded by the reader, which stops at `full`.
+    it. What has arrived beyond `cursor`, on whatever connection, lies in a queue, bounded by the
+    reader, which stops at `full`.
     """
 
     __slots__ = ("_ahead", "_in_hand", "_queue", "anchor", "cursor", "gap", "last", "primed", "stated")
@@ -84,8 +85,7 @@ class Incoming:
         return self.cursor
 
     def attach(self) -> None:
-        """A connection begins at the stated cursor: what was read ahead will come again, and is dropped."""
-        self._queue.clear()
+        """A connection begins at the stated cursor. What was read ahead comes again, and is not taken twice."""
         self.anchor, self.primed, self.last, self.gap = self.stated, False, None, None
 
     def take(self) -> Event | None:
@@ -167,7 +167,9 @@ class Incoming:
         """
         assert self.anchor is not None and self.cursor is not None
         id = self.anchor
-        handed = self.cursor.seq if self._in_hand is None else self._in_hand.id.seq
+        known = (
+            self._queue[-1].id if self._queue else self.cursor if self._in_hand is None else self._in_hand.id
+        )
         for block in run:
             event, data = block.event, block.data or b""
             if event in _OURS:
@@ -180,8 +182,10 @@ class Incoming:
                 raise CursorDiscontinuityError(f"event {id.seq} arrived before the ack of {self.gap}")
             self.anchor = id
             self.last = Event(id, event, data)
-            if id.seq > handed:
+            if id.seq > known.seq:
                 self._queue.append(self.last)
+            elif id.seq == known.seq and id != known:
+                raise CursorDiscontinuityError(f"event {id.seq} is another than the one that came before")
 
     def _of_another_stream(self, block: Block, data: bytes, bridging: bool) -> EventId:
         """The ID of an event that is not of the stream of the one before it; what is wrong with it, if so."""
