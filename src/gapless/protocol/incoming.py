@@ -85,7 +85,7 @@ class Incoming:
         return self.cursor
 
     def attach(self) -> None:
-        """A connection begins at the stated cursor. What was read ahead comes again, and is not taken twice."""
+        """A connection begins at the stated cursor. What was read ahead comes again, and is taken once."""
         self.anchor, self.primed, self.last, self.gap = self.stated, False, None, None
 
     def take(self) -> Event | None:
