@@ -88,7 +88,7 @@ def test_a_busy_run_logs_every_turn_and_no_secret(run: Run, serve: Serve, tmp_pa
 
 @pytest.mark.parametrize("host", ["0.0.0.0", "::"])
 def test_nobody_serves_everybody_by_mistake(run: Run, host: str) -> None:
-    done = run("serve", "--log", "memory:", "--host", host, *ANY)
+    done = run("serve", "--log", "memory:", "--host", host, "--port", "0", *ANY)
     assert done.status == 2
     assert "lets everybody in who reaches it" in done.err
     assert "--allow-anonymous" in done.err
